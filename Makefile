@@ -1,0 +1,53 @@
+# `make demo` and `make test` need nothing but Python 3.11 and a network (or a folder of wheels).
+.DEFAULT_GOAL := help
+SHELL := bash
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint types unit sim e2e bench protos format clean
+
+help: ## what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+setup: ## the virtual environment, once
+	@scripts/setup.sh
+
+demo: setup ## a real model answers through two engines, checked against one
+	@$(BIN)/pdserve demo
+
+test: lint types unit sim e2e ## everything, fast things first
+
+lint: setup ## format, lint, import contracts, protos
+	@echo "== lint"
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports
+	@$(BIN)/buf lint protos
+
+types: setup ## mypy, strict
+	@echo "== types"
+	@$(BIN)/mypy
+
+unit: setup ## cores and contracts
+	@echo "== unit and contract"
+	@$(BIN)/pytest -q tests/unit tests/contract
+
+sim: setup ## the whole path on simulated engines
+	@echo "== sim"
+	@$(BIN)/pytest -q tests/sim
+
+e2e: setup ## the whole path on vLLM
+	@echo "== vLLM on CPU"
+	@$(BIN)/pytest -q tests/e2e
+
+bench: setup ## what kvd costs: ratios measured in one run
+	@$(BIN)/python -m pdserve.kvd.bench
+
+protos: setup ## stubs, after a change of a .proto
+	@$(BIN)/python protos/generate.py
+
+format: setup ## ruff
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+clean: ## the virtual environment and all caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What both ends of every call share: errors, their wire form, channel options."""

@@ -1,0 +1,111 @@
+"""The nouns of kvd. Values only: no I/O, no clock.
+
+A *region* is the KV memory of one rank of one engine. Its *layout* says where block `b` of layer
+`l` lies:
+
+    region  |<------------------------------- size ------------------------------------>|
+    layer 0 |[b0][b1][b2]...      layer 1 |[b0][b1][b2]...
+             ^ span.offset + b * span.stride, span.length bytes
+"""
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+PROTOCOL = 1
+"""Version of the connector protocol; engines and daemons with unequal ones do not talk."""
+
+
+class Mode(enum.Enum):
+    """How a transfer is driven."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class MemoryKind(enum.Enum):
+    """Where a region lies."""
+
+    HOST = "host"
+    CUDA = "cuda"
+    ROCM = "rocm"
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """One equally spaced run of blocks of one layer, in bytes from the region's start.
+
+    A layer has one span, or one for K and one for V where they lie apart.
+    """
+
+    offset: int
+    stride: int
+    length: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where the blocks of one rank's region are; what may differ between two engines."""
+
+    block_size: int
+    """Tokens per block."""
+    num_blocks: int
+    layers: tuple[tuple[Span, ...], ...]
+    """Spans of each layer, in the order in which the model computes them."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return sum(span.length for layer in self.layers for span in layer)
+
+    def check(self, size: int) -> None:
+        """Raises ValueError where a span leaves a region of `size` bytes."""
+        for index, layer in enumerate(self.layers):
+            for span in layer:
+                end = span.offset + span.stride * (self.num_blocks - 1) + span.length
+                if span.length <= 0 or span.offset < 0 or span.stride < span.length or end > size:
+                    raise ValueError(f"layer {index} leaves its region: {span} in {size} bytes")
+
+
+Identity = Mapping[str, str]
+"""What two engines must share for a hand-over to be right, as names and values: model, weights,
+dtype, kv_dtype, layers, kv_heads, head_size, block_size, tensor_parallel, attention_layout,
+connector_protocol, ..."""
+
+
+def identity_digest(identity: Identity) -> str:
+    """The `model_hash`: equal for engines that may exchange KV."""
+    return hashlib.sha256(msgspec.msgpack.encode(sorted(identity.items()))).hexdigest()
+
+
+def identity_difference(ours: Identity, theirs: Identity) -> dict[str, str]:
+    """What differs, as `{name: "ours != theirs"}`; empty for equal identities."""
+    names = sorted({*ours, *theirs})
+    return {n: f"{ours.get(n)} != {theirs.get(n)}" for n in names if ours.get(n) != theirs.get(n)}
+
+
+@dataclass(frozen=True, slots=True)
+class RegionKey:
+    """Names one rank's memory. `engine_id` is fresh at every start, so this is never reused."""
+
+    engine_id: str
+    rank: int
+
+
+class Locator(msgspec.Struct, frozen=True):
+    """How to reach an engine's KV. Travels signed and unread through the proxy."""
+
+    engine_id: str
+    kvd_address: str
+    """gRPC target at which other nodes reach the engine's kvd; its own socket on one node."""
+    identity: dict[str, str]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A locator and what was offered: what prefill's answer carries to decode in READ."""
+
+    locator: Locator
+    transfer_id: bytes
+    tokens: int
+    blocks: int

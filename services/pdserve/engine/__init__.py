@@ -1,0 +1,1 @@
+"""The engine port and its adapters: `vllm` and `sim`."""

@@ -1,0 +1,1 @@
+"""Hosting: what every server process needs around its own work."""

@@ -1,0 +1,27 @@
+"""The one clock adapter of each process: everything that needs the time is given this."""
+
+import time
+from functools import cache
+from pathlib import Path
+
+
+class Clock:
+    """Real time. Tests pass a subclass that answers what they say."""
+
+    def monotonic(self) -> float:
+        """Seconds of CLOCK_MONOTONIC."""
+        return time.monotonic()
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of CLOCK_MONOTONIC; comparable between processes of one boot."""
+        return time.monotonic_ns()
+
+    def unix(self) -> float:
+        """Seconds since the epoch; for expiry of what crosses hosts."""
+        return time.time()
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's boot id: stamps under equal ids compare directly."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
