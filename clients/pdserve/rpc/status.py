@@ -5,6 +5,7 @@ Format: google.rpc.Status with one google.rpc.ErrorInfo in `grpc-status-details-
 
 from __future__ import annotations  # grpc classes are generic for type checkers only
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NoReturn, cast
 
@@ -112,13 +113,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                     self._unexpected(method, error)
                     await abort(context, errors.PdserveError(f"{type(error).__name__}: {error}"))
 
+            # A handler may also be a coroutine that writes to the context, as grpc.health's Watch is.
+            wrapped: Any = stream if inspect.isasyncgenfunction(inner_stream) else self._awaited(method, inner_stream)
             if handler.request_streaming:
-                return grpc.stream_stream_rpc_method_handler(stream, **codec)
-            return grpc.unary_stream_rpc_method_handler(stream, **codec)
+                return grpc.stream_stream_rpc_method_handler(wrapped, **codec)
+            return grpc.unary_stream_rpc_method_handler(wrapped, **codec)
 
-        inner = handler.stream_unary or handler.unary_unary
+        unary = self._awaited(method, handler.stream_unary or handler.unary_unary)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(unary, **codec)
+        return grpc.unary_unary_rpc_method_handler(unary, **codec)
 
-        async def unary(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def _awaited(self, method: str, inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
                 return await inner(request, context)
             except errors.PdserveError as error:
@@ -129,6 +136,4 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 self._unexpected(method, error)
                 await abort(context, errors.PdserveError(f"{type(error).__name__}: {error}"))
 
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(unary, **codec)
-        return grpc.unary_unary_rpc_method_handler(unary, **codec)
+        return call

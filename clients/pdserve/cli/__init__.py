@@ -1,0 +1,1 @@
+"""The `pdserve` command: thin, starts services as processes and imports none of them."""

@@ -1,0 +1,165 @@
+"""`pdserve demo`: a prefill and decode pair answers what a single engine answers, and every promise is checked.
+
+1. Three engines start side by side: a prefill and a decode engine behind kvd, and one engine by itself.
+2. Each question goes to the single engine (route colocated), then to the pair, in READ and in WRITE, greedy.
+3. Tokens, recomputed prompt tokens, fallbacks and bytes are compared with what they must be.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdserve.cli import options
+from pdserve.rpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdserve.cli.board import Board
+    from pdserve.cli.demo_check import Answer, Geometry
+    from pdserve.cli.demo_questions import Question
+    from pdserve.cli.plan import Plan, Spec
+    from pdserve.client import AsyncClient, Completion
+
+TAKES_REST = True
+MAX_TOKENS = 24
+BLOCK_SIZE = 32
+"""Tokens per block: the smallest that vLLM takes on CPU, so that a page of text has several."""
+_VLLM_ARGS = (
+    *("--block-size", str(BLOCK_SIZE)),
+    *("--dtype", "float32"),
+    *("--max-model-len", "1024"),
+    *("--kv-cache-memory-bytes", str(256 << 20)),  # room for five such prompts, not all of the machine
+)
+_SIM_LAYERS, _SIM_BLOCK_BYTES = 8, 16 * 1024
+_SIM_ARGS = (
+    *("--sim-block-size", str(BLOCK_SIZE)),
+    *("--sim-layers", str(_SIM_LAYERS)),
+    *("--sim-block-bytes", str(_SIM_BLOCK_BYTES)),
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the engine, the model and the deadline."""
+    parser.epilog = "What follows `--` goes to every engine."
+    parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
+    parser.add_argument("--model", default="smollm2-135m", help="folder, or smollm2-135m, which is fetched; default")
+    parser.add_argument("--start-timeout", type=options.seconds, default=300.0, metavar="S", help="default 300 s")
+    parser.add_argument("--timeout", type=options.seconds, default=120.0, metavar="S", help="per answer; default 120 s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the demo in a fresh folder; 0 only if every answer keeps every promise."""
+    from pdserve.cli import deployment, model
+    from pdserve.cli.board import Board
+    from pdserve.cli.plan import Spec
+
+    board = Board(sys.stdout, terminal=sys.stdout.isatty())
+    if args.engine == "vllm":
+        board.say(f"1. the model: {args.model}")
+        folder, name = model.resolve(args.model)
+        board.say(f"   {folder}")
+    else:
+        folder, name = "", "sim"
+        board.say("1. no model: the simulated engine computes bytes that follow from the prompt")
+    spec = Spec(
+        engine=args.engine,
+        model=folder,
+        served_name=name,
+        both=1,
+        on_failure="fail",
+        pin=True,
+        engine_args=(*(_VLLM_ARGS if args.engine == "vllm" else _SIM_ARGS), *args.rest),
+    )
+    # A short path of our own, so that a deployment that runs already is not disturbed.
+    scratch = Path(tempfile.mkdtemp(prefix="pdserve-demo-", dir="/tmp"))
+    kept = True
+    try:
+        with deployment.claimed(scratch) as state_dir:
+            status = asyncio.run(_demo(spec, state_dir, args, board))
+        kept = status != 0
+        return status
+    finally:
+        if kept:
+            board.say(f"logs are kept in {scratch / 'logs'}")
+        else:
+            shutil.rmtree(scratch)
+
+
+async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board") -> int:
+    from pdserve.cli import demo_check, deployment, plan
+    from pdserve.cli.fleet import Fleet
+    from pdserve.cli.stopping import Stop
+
+    ports = deployment.free_ports(len(plan.engine_names(spec)), 0, 0)
+    made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
+    board.say(f"2. starting {len(made.processes)} processes: kvd, the pair, a single engine to compare with, the proxy")
+    answers: list[Answer] = []
+    faults: list[str] = []
+    fleet = Fleet(made, board, grace=10.0)
+    stop = Stop(fleet.hurry.set)
+    async with fleet:
+        if not await stop.unless(fleet.start(args.start_timeout)):
+            return 130
+        board.leave()
+        if not await stop.unless(fleet.unless_one_dies(_ask_all(made, args.timeout, board, answers, faults))):
+            return 130
+        board.say("4. stopping")
+    board.leave()
+    board.say(f"\n{demo_check.answers_table(answers)}\n\n{demo_check.parts_table(answers)}\n")
+    for fault in faults:
+        board.say(f"WRONG: {fault}")
+    board.say(demo_check.verdict(answers))
+    return 1 if faults else 0
+
+
+async def _ask_all(made: "Plan", timeout: float, board: "Board", answers: "list[Answer]", faults: list[str]) -> None:
+    """Asks every question of the single engine and of the pair; adds the answers and what is wrong with them."""
+    from pdserve.cli import demo_check, text
+    from pdserve.cli.demo_questions import QUESTIONS
+    from pdserve.client import AsyncClient
+
+    geometry = await _geometry(made)
+    board.say(f"3. {len(QUESTIONS)} questions, greedy, {MAX_TOKENS} tokens: the single engine first, then the pair")
+    async with AsyncClient(made.grpc, timeout=timeout) as client:
+        for number, question in enumerate(QUESTIONS, 1):
+            alone = await _ask(client, question, route="colocated")
+            split = await _ask(client, question, route="split", mode=question.mode)
+            answer = demo_check.Answer(question.name, question.mode, alone, split)
+            answers.append(answer)
+            wrong = demo_check.faults(answer, geometry)
+            faults += [f"{question.name} {question.mode}: {fault}" for fault in wrong]
+            board.say(f"   {number}. {question.name}, {question.mode}: {split.text!r}")
+            board.say(f"      {text.summary(split)}: {'; '.join(wrong) or 'as it must be'}")
+
+
+async def _ask(client: "AsyncClient", question: "Question", **fields: Any) -> "Completion":
+    from pdserve.client import Message
+
+    fields |= {"max_tokens": MAX_TOKENS, "temperature": 0.0, "on_failure": "fail"}
+    if question.system:
+        return await client.chat([Message("system", question.system), Message("user", question.text)], **fields)
+    return await client.generate(question.text, **fields)
+
+
+async def _geometry(made: "Plan") -> "Geometry":
+    """The KV cache of the model, from its config.json, or of the sim engine, from the shape that we asked for.
+
+    Raises:
+        ConfigError: the memory that kvd holds has another shape.
+    """
+    from pdserve.cli import demo_check, probe
+
+    if made.spec.engine == "sim":
+        expected = demo_check.Geometry(BLOCK_SIZE, _SIM_LAYERS, _SIM_BLOCK_BYTES)
+    else:
+        config = json.loads((Path(made.spec.model) / "config.json").read_text())
+        expected = demo_check.geometry(config, BLOCK_SIZE)
+    want = expected.layers * expected.layer_block_bytes
+    for region in (await probe.describe_kvd(made.kvd)).regions:
+        if region.bytes // region.num_blocks != want:
+            raise ConfigError(f"kvd has {region.bytes // region.num_blocks} bytes per block, {want} were expected")
+    return expected

@@ -1,0 +1,148 @@
+"""The folder of a deployment that runs on this machine: its lock, its key, and up.json that tells others of it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pdserve.cli.plan import Plan, Ports
+from pdserve.rpc.errors import ConfigError
+
+_RECORD = "up.json"
+_LOCK = "up.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A running deployment, as up.json tells it."""
+
+    grpc: str
+    """Target for the SDK."""
+    http: str
+    """Base URL of the OpenAI API."""
+    kvd: str
+    """gRPC target of kvd."""
+    model: str
+    engine: str
+    mode: str
+    processes: dict[str, int]
+    """Process ids by name."""
+
+
+def default_dir() -> Path:
+    """$XDG_RUNTIME_DIR/pdserve, else /tmp/pdserve-UID: short, ours, gone after a reboot."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "pdserve" if runtime else Path(f"/tmp/pdserve-{os.getuid()}")
+
+
+@contextlib.contextmanager
+def claimed(state_dir: Path) -> Iterator[Path]:
+    """Makes the folder ours until exit: private, locked, with a fresh cluster key and no old record.
+
+    Raises:
+        ConfigError: a deployment runs in it, it belongs to somebody else, or it cannot be made.
+    """
+    # Patient, because `find` holds the lock for a moment too.
+    with _lock(state_dir, patience=1.0) as held:
+        if not held:
+            raise ConfigError(f"a deployment runs in {state_dir} already: stop it, or give another --state-dir")
+        (state_dir / "logs").mkdir(exist_ok=True)
+        (state_dir / _RECORD).unlink(missing_ok=True)
+        key = state_dir / "cluster.key"
+        key.unlink(missing_ok=True)
+        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        try:
+            yield state_dir
+        finally:
+            (state_dir / _RECORD).unlink(missing_ok=True)
+            key.unlink(missing_ok=True)
+
+
+def publish(state_dir: Path, plan: Plan, pids: dict[str, int]) -> None:
+    """Writes up.json, whole or not at all."""
+    record = Deployment(plan.grpc, plan.http, plan.kvd, plan.spec.served_name, plan.spec.engine, plan.spec.mode, pids)
+    draft = state_dir / f".{_RECORD}"
+    draft.write_text(json.dumps(asdict(record), indent=2) + "\n")
+    draft.replace(state_dir / _RECORD)
+
+
+def find(state_dir: Path | None) -> Deployment:
+    """The deployment that runs in a folder; None: in the default one.
+
+    Raises:
+        ConfigError: none runs there, or it is not ready yet.
+    """
+    where = state_dir or default_dir()
+    hint = "start one with `pdserve up`, or name one with --target HOST:PORT"
+    if not (where / _LOCK).exists():
+        raise ConfigError(f"no deployment runs in {where}: {hint}")
+    with _lock(where) as held:
+        if held:
+            raise ConfigError(f"no deployment runs in {where}: {hint}")
+    try:
+        record: dict[str, Any] = json.loads((where / _RECORD).read_text())
+        return Deployment(**record)
+    except FileNotFoundError:
+        raise ConfigError(f"the deployment in {where} is not ready yet") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where / _RECORD} is not what this version of pdserve writes: {error}") from None
+
+
+def free_ports(engines: int, grpc: int, http: int) -> Ports:
+    """Free TCP ports on loopback; `grpc` and `http` are taken where they are free, 0 for any.
+
+    They are free now; a process that is quicker than ours makes the service say so in its log.
+    """
+    with ExitStack() as held:
+
+        def one(wanted: int) -> int:
+            for port in dict.fromkeys((wanted, 0)):
+                probe = held.enter_context(socket.socket())
+                with contextlib.suppress(OSError):
+                    probe.bind(("127.0.0.1", port))
+                    return int(probe.getsockname()[1])
+            raise ConfigError("no TCP port is free on 127.0.0.1")
+
+        return Ports(one(grpc), one(http), one(0), tuple(one(0) for _ in range(engines)))
+
+
+def usable_cores() -> Sequence[int]:
+    """CPUs that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def _lock(state_dir: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Takes the folder's lock, if nobody holds it for `patience` seconds; says whether it did."""
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = state_dir.lstat()
+        # In a world-writable parent anybody may have made it first.
+        if status.st_uid != os.getuid() or not state_dir.is_dir() or state_dir.is_symlink():
+            raise ConfigError(f"{state_dir} belongs to somebody else: give another --state-dir")
+        state_dir.chmod(0o700)
+        file: IO[str] = (state_dir / _LOCK).open("w")
+    except OSError as error:
+        raise ConfigError(f"cannot use {state_dir}: {error}") from error
+    with file:
+        until = time.monotonic() + patience
+        while not (held := _try(file)) and time.monotonic() < until:
+            time.sleep(0.05)
+        yield held
+
+
+def _try(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""What processes a deployment on this machine consists of, and how each is started; pure.
+
+kvd ── unix:STATE/kvd.sock        one, owns the KV memory of the engines
+prefill-0.., decode-0.., both-0..  engines, one process each
+proxy ── gRPC, HTTP, registration  what clients talk to
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pdserve.rpc.errors import ConfigError
+
+Kind = Literal["kvd", "engine", "proxy"]
+
+MAX_SOCKET_PATH = 107
+"""Bytes of the longest Unix socket path that Linux takes."""
+_LONGEST_SOCKET = "notices.sock"
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A deployment as it was asked for."""
+
+    engine: Literal["vllm", "sim"] = "vllm"
+    """What computes: vLLM, or the simulated engine that needs no model."""
+    model: str = ""
+    """Folder or Hugging Face name for vLLM; ignored by sim."""
+    served_name: str = ""
+    """Name that clients ask for."""
+    prefill: int = 1
+    """Engines tuned for prefill."""
+    decode: int = 1
+    """Engines tuned for decode."""
+    both: int = 0
+    """Engines that serve whole requests alone."""
+    mode: Literal["read", "write"] = "read"
+    """How KV travels where a request does not say."""
+    on_failure: Literal["", "fail", "recompute"] = ""
+    """What a failed hand-over does where a request does not say; empty: the proxy's default."""
+    pin: bool = False
+    """Each engine on a core of its own, in turn."""
+    engine_args: tuple[str, ...] = ()
+    """vLLM's own arguments, or the sim engine's flags; passed to every engine unchanged."""
+
+    def __post_init__(self) -> None:
+        if min(self.prefill, self.decode, self.both) < 0 or self.prefill + self.decode + self.both == 0:
+            raise ConfigError("a deployment needs at least one engine")
+        if (self.prefill == 0) != (self.decode == 0):
+            raise ConfigError("prefill and decode engines come in pairs: one kind alone can answer nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """TCP ports on loopback, all free when they were chosen."""
+
+    grpc: int
+    http: int
+    ping: int
+    """Where engines register with the proxy."""
+    engines: tuple[int, ...]
+    """One per engine, in the order of `engine_names`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, ready to be started."""
+
+    name: str
+    kind: Kind
+    argv: tuple[str, ...]
+    target: str
+    """gRPC address of its health service."""
+    log: Path
+    """File that takes its stdout and stderr."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to this process' environment."""
+    core: int | None = None
+    """CPU that it is pinned to; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A deployment's processes in the order of starting, and where it is reached."""
+
+    spec: Spec
+    processes: tuple[Process, ...]
+    grpc: str
+    """Target for the SDK."""
+    http: str
+    """Base URL of the OpenAI API."""
+    kvd: str
+    """gRPC target of kvd."""
+
+
+def engine_names(spec: Spec) -> tuple[str, ...]:
+    """Names of the engine processes, prefill first."""
+    counts = (("prefill", spec.prefill), ("decode", spec.decode), ("both", spec.both))
+    return tuple(f"{role}-{index}" for role, count in counts for index in range(count))
+
+
+def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Sequence[int]) -> Plan:
+    """The processes of a deployment.
+
+    Args:
+        spec: what was asked for.
+        state_dir: folder for sockets, the cluster key (`cluster.key`) and `logs/`.
+        ports: where to listen.
+        python: interpreter that runs the services.
+        cores: CPUs that may be used, for `spec.pin`.
+
+    Raises:
+        ConfigError: `state_dir` is too long for a Unix socket in it.
+    """
+    size = len(str(state_dir / _LONGEST_SOCKET).encode())
+    if size > MAX_SOCKET_PATH:
+        raise ConfigError(f"state folder {state_dir} is too long: a socket in it would have {size} bytes")
+    socket = state_dir / "kvd.sock"
+    env = {"PDSERVE_CLUSTER_KEY_FILE": str(state_dir / "cluster.key"), "PYTHONUNBUFFERED": "1"}
+    logs = state_dir / "logs"
+
+    def process(name: str, kind: Kind, module: str, flags: Sequence[str], target: str, core: int | None) -> Process:
+        return Process(name, kind, (python, "-m", module, *flags), target, logs / f"{name}.log", env=env, core=core)
+
+    processes = [
+        process(
+            "kvd",
+            "kvd",
+            "pdserve.kvd",
+            ("--socket", str(socket), "--state-dir", str(state_dir)),
+            f"unix:{socket}",
+            None,
+        )
+    ]
+    for index, (name, port) in enumerate(zip(engine_names(spec), ports.engines, strict=True)):
+        role = name.rpartition("-")[0]
+        module = "pdserve.prefill" if role == "prefill" else "pdserve.decode"
+        flags = ["--engine", spec.engine, "--role", role, "--host", _HOST, "--port", str(port)]
+        flags += ["--kvd-socket", str(socket), "--proxy", f"{_HOST}:{ports.ping}"]
+        if spec.engine == "vllm":
+            flags += ["--model", spec.model]
+        if spec.served_name:
+            flags += ["--served-model-name", spec.served_name]
+        # vLLM's arguments go after `--`; the sim engine's are flags of the service itself.
+        flags += ["--", *spec.engine_args] if spec.engine == "vllm" and spec.engine_args else spec.engine_args
+        core = cores[index % len(cores)] if spec.pin and cores else None
+        processes.append(process(name, "engine", module, flags, f"{_HOST}:{port}", core))
+    flags = ["--host", _HOST, "--grpc-port", str(ports.grpc), "--http-port", str(ports.http)]
+    flags += ["--ping-port", str(ports.ping), "--mode", spec.mode]
+    if not spec.prefill:
+        flags += ["--route", "split_or_colocated"]  # there will never be a pair
+    if spec.on_failure:
+        flags += ["--on-failure", spec.on_failure]
+    processes.append(process("proxy", "proxy", "pdserve.proxy", flags, f"{_HOST}:{ports.grpc}", None))
+    return Plan(spec, tuple(processes), f"{_HOST}:{ports.grpc}", f"http://{_HOST}:{ports.http}", processes[0].target)

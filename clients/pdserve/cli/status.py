@@ -1,0 +1,46 @@
+"""`pdserve status`: the engines behind a proxy and what they are doing."""
+
+import argparse
+import dataclasses
+import json
+
+from pdserve.cli import options
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --json and which proxy to ask."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds; default 10")
+    options.add_target(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the topology."""
+    target = options.target(args)
+    from pdserve.cli import text
+    from pdserve.client import Client
+
+    with Client(target, timeout=args.timeout) as client:
+        topology = client.topology()
+    if args.json:
+        print(json.dumps(dataclasses.asdict(topology), indent=2, ensure_ascii=False))
+        return 0
+    print(f"proxy {target}: mode {topology.default_mode or 'unknown'}, {topology.in_flight} in flight, ", end="")
+    print(f"{topology.queued} queued")
+    header = ("engine", "role", "model", "address", "state", "KV tokens free", "running", "waiting", "last beat")
+    rows = [
+        (
+            engine.engine_id[:8],
+            engine.role,
+            engine.model,
+            engine.address,
+            f"{engine.state} ({engine.excluded_because})" if engine.excluded_because else engine.state,
+            f"{engine.free_kv_tokens} of {engine.total_kv_tokens}",
+            str(engine.running),
+            str(engine.waiting),
+            f"{engine.beat_age_seconds:.1f} s",
+        )
+        for engine in topology.engines
+    ]
+    print(text.table(header, rows, left=5) if rows else "no engine has registered")
+    return 0

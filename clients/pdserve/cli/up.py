@@ -1,0 +1,137 @@
+"""`pdserve up`: kvd, engines and proxy as separate processes here, until Ctrl-C drains them."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdserve.cli import options
+from pdserve.rpc.errors import PdserveError
+
+if TYPE_CHECKING:
+    from pdserve.cli.board import Board
+    from pdserve.cli.fleet import Fleet
+    from pdserve.cli.plan import Spec
+
+GRPC_PORT, HTTP_PORT = 50050, 8000
+TAKES_REST = True
+DEFAULT_MODEL = "smollm2-135m"
+_WATCH = 2.0
+"""Seconds between two looks at a running deployment."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what the deployment consists of and where it lives."""
+    parser.epilog = "What follows `--` goes to every engine: vLLM's own arguments, or flags of the sim engine."
+    parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="folder, Hugging Face name, or smollm2-135m, which is fetched; default"
+    )
+    parser.add_argument("--served-model-name", default="", help="what clients call it; default: after --model")
+    parser.add_argument("--prefill", type=int, default=None, metavar="N", help="engines tuned for prefill; default 1")
+    parser.add_argument("--decode", type=int, default=None, metavar="N", help="engines tuned for decode; default 1")
+    parser.add_argument("--both", type=int, default=0, metavar="N", help="engines that serve whole requests; default 0")
+    parser.add_argument("--mode", choices=("read", "write"), default="read", help="how KV is handed over by default")
+    parser.add_argument("--on-failure", choices=("fail", "recompute"), default="", help="when a hand-over fails")
+    parser.add_argument("--pin", action="store_true", help="each engine on a core of its own")
+    parser.add_argument("--grpc-port", type=int, default=GRPC_PORT, metavar="P", help="if it is free, else another")
+    parser.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="P", help="if it is free, else another")
+    parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="for sockets, key and logs; a short path")
+    parser.add_argument("--start-timeout", type=options.seconds, default=300.0, metavar="S", help="default 300 s")
+    parser.add_argument("--drain-timeout", type=options.seconds, default=30.0, metavar="S", help="default 30 s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Starts the deployment and keeps it until a signal; 0 after a drain."""
+    spec = spec_of(args)
+    from pdserve.cli import deployment
+    from pdserve.cli.board import Board
+
+    board = Board(sys.stdout, terminal=sys.stdout.isatty())
+    with deployment.claimed((args.state_dir or deployment.default_dir()).absolute()) as state_dir:
+        return asyncio.run(_serve(spec, state_dir, args, board))
+
+
+def spec_of(args: argparse.Namespace) -> "Spec":
+    """What the flags ask for; a known model is fetched.
+
+    Raises:
+        ConfigError: counts that make no deployment, or a model that cannot be fetched.
+    """
+    from pdserve.cli import model
+    from pdserve.cli.plan import Spec
+
+    # `--both 1` alone asks for a colocated deployment, not for a pair beside it.
+    pairs = 0 if args.both and args.prefill is None and args.decode is None else 1
+    folder, name = model.resolve(args.model) if args.engine == "vllm" else ("", "sim")
+    return Spec(
+        engine=args.engine,
+        model=folder,
+        served_name=args.served_model_name or name,
+        prefill=pairs if args.prefill is None else args.prefill,
+        decode=pairs if args.decode is None else args.decode,
+        both=args.both,
+        mode=args.mode,
+        on_failure=args.on_failure,
+        pin=args.pin,
+        engine_args=tuple(args.rest),
+    )
+
+
+async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board") -> int:
+    from pdserve.cli import deployment, plan
+    from pdserve.cli.fleet import Fleet
+    from pdserve.cli.stopping import Stop
+
+    ports = deployment.free_ports(len(plan.engine_names(spec)), args.grpc_port, args.http_port)
+    made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
+    board.say(f"starting {len(made.processes)} processes; logs are in {made.processes[0].log.parent}")
+    fleet = Fleet(made, board, grace=args.drain_timeout)
+    stop = Stop(fleet.hurry.set)
+    async with fleet:
+        if not await stop.unless(fleet.start(args.start_timeout)):
+            return 130
+        deployment.publish(state_dir, made, fleet.pids)
+        board.leave()
+        elsewhere = f" --state-dir {state_dir}" if state_dir != deployment.default_dir() else ""
+        board.say(how_to_call(made.grpc, made.http, spec.served_name, elsewhere))
+        await stop.unless(fleet.unless_one_dies(_watch(fleet, board)))
+        board.leave()
+        board.say("draining; Ctrl-C again stops at once")
+    return 0
+
+
+def how_to_call(grpc: str, http: str, model: str, elsewhere: str) -> str:
+    """What to do with a deployment that is ready; `elsewhere` is the flag that finds it, where one is needed."""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
+    return f"""
+ready
+
+  gRPC  {grpc}
+  HTTP  {http}/v1   (OpenAI's API)
+
+  pdserve chat{elsewhere}
+  pdserve generate "The capital of France is" --max-tokens 16 --temperature 0{elsewhere}
+  curl -N {http}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{body}'
+
+Ctrl-C drains and stops.
+"""
+
+
+async def _watch(fleet: "Fleet", board: "Board") -> None:
+    """Shows the processes' states, for ever."""
+    from pdserve.cli import probe
+
+    while True:
+        board.show("kvd", "ready" if await probe.serving(fleet.plan.kvd) else "does not answer")
+        try:
+            for name, engine in (await fleet.engines()).items():
+                tokens = f"{engine.free_kv_tokens} of {engine.total_kv_tokens} KV tokens free"
+                detail = f"{engine.running} running, {engine.waiting} waiting, {tokens}"
+                board.show(name, engine.excluded_because or engine.state, detail)
+            board.show("proxy", "ready")
+        except PdserveError as error:
+            board.show("proxy", error.message)
+        await asyncio.sleep(_WATCH)

@@ -1,0 +1,224 @@
+"""`pdserve up` with the sim engine: real kvd, engines and proxy, each a process of its own."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.cli import deployment
+from pdserve.client import Client, ConfigError, Retry
+
+PDSERVE = (sys.executable, "-m", "pdserve.cli")
+READY = 40.0
+PAGE = Path(__file__).parents[3] / "docs" / "sdk.md"
+
+
+@dataclass
+class Up:
+    """A running `pdserve up`."""
+
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    out: Path
+
+    def record(self) -> dict[str, Any]:
+        """up.json, once the deployment is ready."""
+        deadline = time.monotonic() + READY
+        while True:
+            try:
+                return dataclasses.asdict(deployment.find(self.state_dir))
+            except ConfigError:
+                assert self.process.poll() is None, self.out.read_text()
+                assert time.monotonic() < deadline, self.out.read_text()
+                time.sleep(0.1)
+
+    def end(self, number: signal.Signals) -> int:
+        """Its exit status after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(READY)
+
+
+def start(state_dir: Path, *flags: str) -> Up:
+    out = state_dir / "out"
+    command = [*PDSERVE, "up", "--engine", "sim", "--grpc-port", "0", "--http-port", "0", "--state-dir", str(state_dir)]
+    with out.open("wb") as file:
+        process = subprocess.Popen([*command, *flags], stdout=file, stderr=file, start_new_session=True)
+    return Up(process, state_dir, out)
+
+
+def run(*words: str, timeout: float = 50.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PDSERVE, *words], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether all of them end within the deadline."""
+    deadline = time.monotonic() + READY
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    # Not tmp_path: it can be too long for a Unix socket.
+    folder = Path(tempfile.mkdtemp(prefix="pds-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Up]:
+    """One deployment for the tests that only talk to it."""
+    folder = Path(tempfile.mkdtemp(prefix="pds-", dir="/tmp"))
+    up = start(folder, "--both", "1", "--prefill", "1", "--decode", "1")
+    try:
+        up.record()
+        yield up
+        assert up.end(signal.SIGINT) == 0, up.out.read_text()
+    finally:
+        up.process.kill()
+        up.process.wait()
+        shutil.rmtree(folder)
+
+
+def test_the_deployment_answers_through_every_command(fleet: Up) -> None:
+    """generate, chat and status find the deployment by its folder and get answers that were handed over."""
+    where = ("--state-dir", str(fleet.state_dir))
+    for mode in ("read", "write"):
+        said = run("generate", "a" * 100, "--max-tokens", "8", "--temperature", "0", "--mode", mode, "--json", *where)
+        assert said.returncode == 0, said.stderr
+        answer = json.loads(said.stdout)
+        assert answer["mode"] == mode
+        assert answer["transfer"]["kv_bytes"] > 0
+        assert answer["prefill_engine_id"] != answer["decode_engine_id"]
+        assert answer["recomputed_tokens"] <= 16
+    status = run("status", *where)
+    assert status.returncode == 0, status.stderr
+    assert [line.split()[1] for line in status.stdout.splitlines()[3:]].count("prefill") == 1
+    chat = subprocess.run(
+        [*PDSERVE, "chat", "--max-tokens", "4", *where], input="hi\n", capture_output=True, text=True, timeout=50
+    )
+    assert chat.returncode == 0, chat.stderr
+    assert len(chat.stdout.strip()) > 0
+
+
+def test_every_example_of_the_sdk_page_runs_on_a_real_deployment(fleet: Up) -> None:
+    """docs/sdk.md, example by example, against real processes instead of the fake."""
+    target = fleet.record()["grpc"]
+    namespace: dict[str, Any] = {}
+    for example in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        exec(compile(example.replace("127.0.0.1:50050", target), str(PAGE), "exec"), namespace)
+
+
+def test_any_route_gives_the_same_greedy_answer(fleet: Up) -> None:
+    """The pair in both modes and the single engine choose the same tokens."""
+    with Client(fleet.record()["grpc"], retry=Retry(attempts=1)) as client:
+        alone = client.generate("Tell me", max_tokens=16, temperature=0, route="colocated")
+        assert alone.transfer is None
+        for mode in ("read", "write"):
+            split = client.generate("Tell me", max_tokens=16, temperature=0, mode=mode, on_failure="fail")
+            assert split.token_ids == alone.token_ids
+            assert (split.mode, split.fallbacks) == (mode, 0)
+
+
+def test_a_second_deployment_in_the_same_folder_is_refused(fleet: Up) -> None:
+    """The folder is taken: one sentence, and the first is unharmed."""
+    said = run("up", "--engine", "sim", "--state-dir", str(fleet.state_dir))
+    assert said.returncode == 1
+    assert "already" in said.stderr
+    assert run("status", "--state-dir", str(fleet.state_dir)).returncode == 0
+
+
+def test_ctrl_c_drains_and_leaves_nothing(state_dir: Path) -> None:
+    """After SIGINT: exit status 0, no process, no record, no key; the answer under way was finished."""
+    up = start(state_dir)
+    record = up.record()
+    with Client(record["grpc"], retry=Retry(attempts=1)) as client, client.stream("x", max_tokens=64) as stream:
+        next(stream)
+        up.process.send_signal(signal.SIGINT)
+        assert len(stream.completion().token_ids) == 64
+    assert up.process.wait(READY) == 0, up.out.read_text()
+    assert gone(list(record["processes"].values()))
+    assert not (state_dir / "up.json").exists()
+    assert not (state_dir / "cluster.key").exists()
+    assert "draining" in up.out.read_text()
+
+
+def test_ctrl_c_while_starting_leaves_nothing(state_dir: Path) -> None:
+    """SIGINT before anything serves: exit status 130 and no process, as after a drain."""
+    up = start(state_dir)
+    deadline = time.monotonic() + READY
+    while "prefill-0: starting" not in up.out.read_text():
+        assert time.monotonic() < deadline, up.out.read_text()
+        time.sleep(0.02)
+    assert up.end(signal.SIGINT) == 130
+    ours = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(state_dir).encode() in _read(path)]
+    assert ours == []
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has just ended
+
+
+def test_a_death_is_named_and_ends_the_deployment(state_dir: Path) -> None:
+    """kill -9 of an engine: exit status 1, its name and the end of its log on stderr, everything else stopped."""
+    up = start(state_dir)
+    pids = up.record()["processes"]
+    os.kill(pids["decode-0"], signal.SIGKILL)
+    assert up.process.wait(READY) == 1
+    out = up.out.read_text()
+    assert re.search(r"decode-0 \(pid \d+\) was ended by signal 9", out)
+    assert "serving" in out[out.index("the end of its log") :]
+    assert gone(list(pids.values()))
+
+
+def test_an_engine_that_cannot_start_is_named(state_dir: Path) -> None:
+    """An engine argument that the engine refuses ends `up` with the engine's own words."""
+    up = start(state_dir, "--", "--sim-layers", "0")
+    assert up.process.wait(READY) == 1
+    out = up.out.read_text()
+    assert "ended with status 2" in out
+    assert "layers must be at least 1" in out
+
+
+def test_when_we_are_killed_the_processes_end_too(state_dir: Path) -> None:
+    """kill -9 of `pdserve up` itself: nothing stays behind, and the folder can be used again."""
+    up = start(state_dir)
+    pids = up.record()["processes"]
+    assert up.end(signal.SIGKILL) == -signal.SIGKILL
+    assert gone(list(pids.values()))
+    again = start(state_dir)
+    again.record()
+    assert again.end(signal.SIGTERM) == 0, again.out.read_text()
+
+
+def test_the_demo_with_the_sim_engine() -> None:
+    """`pdserve demo --engine sim` keeps every promise and ends with its line."""
+    said = run("demo", "--engine", "sim", timeout=55.0)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert said.stdout.splitlines()[-1] == "demo: 6 answers, 6 identical to the single engine"
+    assert "part of TTFT, ms" in said.stdout

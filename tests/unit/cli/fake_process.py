@@ -1,0 +1,70 @@
+"""Run by path: a process that looks like a pdserve service from outside. Health over gRPC, and a topology."""
+
+import argparse
+import signal
+import sys
+import threading
+from concurrent import futures
+
+import grpc
+
+from pdserve.api.common.v1 import common_pb2
+from pdserve.api.serving.v1 import serving_pb2
+
+
+def topology(engines: list[str]) -> serving_pb2.GetTopologyResponse:
+    """All of them ready."""
+    return serving_pb2.GetTopologyResponse(
+        engines=[
+            serving_pb2.EngineStatus(
+                engine_id=f"id-{address}", role=common_pb2.ENGINE_ROLE_BOTH, address=address, state="ready"
+            )
+            for address in engines
+        ]
+    )
+
+
+def handler(service: str, method: str, answer: bytes) -> grpc.GenericRpcHandler:
+    """A method that always answers the same."""
+    unary = grpc.unary_unary_rpc_method_handler(
+        lambda request, context: answer, request_deserializer=bytes, response_serializer=bytes
+    )
+    return grpc.method_handlers_generic_handler(service, {method: unary})
+
+
+def main() -> int:
+    """Serves until SIGTERM."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--engines", nargs="*", default=[])
+    parser.add_argument("--die", type=int, default=None, help="end at once with this status")
+    parser.add_argument("--stubborn", action="store_true", help="take no notice of SIGTERM")
+    parser.add_argument("--record", default="", help="file that gets our name when we drain")
+    parser.add_argument("--name", default="")
+    args = parser.parse_args()
+    print(f"fake {args.name} begins", flush=True)
+    if args.die is not None:
+        print("something is wrong", flush=True)
+        return int(args.die)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.stubborn else lambda *_: stop.set())
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    known = topology(args.engines).SerializeToString()
+    server.add_generic_rpc_handlers(
+        [
+            handler("grpc.health.v1.Health", "Check", b"\x08\x01"),
+            handler("pdserve.api.serving.v1.Inference", "GetTopology", known),
+        ]
+    )
+    server.add_insecure_port(args.listen)
+    server.start()
+    stop.wait(60)
+    if args.record:
+        with open(args.record, "a") as file:
+            file.write(f"{args.name}\n")
+    server.stop(0).wait(5)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The commands, against a fake proxy over real gRPC."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pdserve.api.common.v1 import common_pb2
+from pdserve.api.serving.v1 import serving_pb2
+from pdserve.cli.__main__ import COMMANDS, main
+from pdserve.client import NoEngines, Overloaded
+from pdserve.client.testing import FakeProxy
+
+
+@pytest.fixture
+def proxy() -> Iterator[FakeProxy]:
+    with FakeProxy() as fake:
+        yield fake
+
+
+def finished() -> serving_pb2.Finished:
+    return serving_pb2.Finished(
+        usage=serving_pb2.Usage(prompt_tokens=4, completion_tokens=2),
+        timings=serving_pb2.Timings(ttft_seconds=0.25, e2e_seconds=1.0, parts=[serving_pb2.TimingPart(name="admit")]),
+        transfer=common_pb2.TransferFacts(kv_bytes=2048, copy_ns=1000, transport="shm"),
+        mode=common_pb2.TRANSFER_MODE_WRITE,
+    )
+
+
+def test_generate_streams_the_answer_and_says_the_facts(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer alone is on stdout, its facts are on stderr, and the flags reached the proxy."""
+    proxy.answer("Hello", " world", finished=finished())
+    status = main(["generate", "Hi", "--target", proxy.target, "--max-tokens", "2", "--mode", "write"])
+    out, err = capsys.readouterr()
+    assert (status, out) == (0, "Hello world\n")
+    assert "write, 4 tokens in (0 cached), 2 out, TTFT 250 ms" in err
+    assert "KV 2.0 KiB over shm at 2.05 GB/s" in err
+    request = proxy.requests[0]
+    assert (request.text, request.sampling.max_tokens) == ("Hi", 2)
+    assert request.mode == common_pb2.TRANSFER_MODE_WRITE
+    assert not request.sampling.HasField("temperature")
+
+
+def test_generate_json_is_one_object_with_every_fact(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json gives text, usage, timings and transfer to programs."""
+    proxy.answer("Hello", finished=finished())
+    assert main(["generate", "Hi", "--target", proxy.target, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["choices"][0]["text"] == "Hello"
+    assert said["timings"]["parts"] == {"admit": 0.0}
+    assert said["transfer"]["kv_bytes"] == 2048
+    assert said["mode"] == "write"
+
+
+def test_generate_reads_a_prompt_from_stdin(proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a prompt stdin is it, whole; an empty one is refused before anything is sent."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    assert main(["generate", "--target", proxy.target, "--quiet"]) == 0
+    assert proxy.requests[0].text == "two\nlines\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["generate", "--target", proxy.target]) == 1
+    assert len(proxy.requests) == 1
+
+
+def test_an_error_is_one_sentence_with_its_reason(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typed error of the proxy is said on stderr, without a traceback, and the exit status is 1."""
+    proxy.answer("Hel", error=NoEngines("the last decode engine is gone"))
+    assert main(["generate", "Hi", "--target", proxy.target]) == 1
+    out, err = capsys.readouterr()
+    assert out == "Hel"
+    assert err == "pdserve: the last decode engine is gone (NO_ENGINES)\n"
+
+
+def test_chat_keeps_the_conversation(
+    proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each turn sends what was said before; a failed answer is not part of it, /clear forgets it."""
+    proxy.answer("A")
+    proxy.refuse(Overloaded("not now"))
+    proxy.answer("C", finished=finished())
+    proxy.answer("D")
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n\nc\n/facts\n/clear\nd\n/quit\nnever\n"))
+    assert main(["chat", "--target", proxy.target, "--system", "be kind"]) == 0
+    turns = [[(m.role, m.content) for m in request.chat.messages] for request in proxy.requests]
+    system = ("system", "be kind")
+    assert turns[0] == [system, ("user", "a")]
+    assert turns[-2] == [system, ("user", "a"), ("assistant", "A"), ("user", "c")]
+    assert turns[-1] == [system, ("user", "d")]
+    out, err = capsys.readouterr()
+    assert out.startswith("A\n")
+    assert "TTFT 250 ms" in out
+    assert "not now" in err
+
+
+def test_status_shows_every_engine(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row per engine with its state and why it is not used; --json gives the same to programs."""
+    proxy.topology.default_mode = common_pb2.TRANSFER_MODE_READ
+    proxy.topology.in_flight = 3
+    proxy.topology.engines.add(
+        engine_id="0123456789", role=common_pb2.ENGINE_ROLE_DECODE, state="suspect", excluded_because="2 beats missed"
+    )
+    assert main(["status", "--target", proxy.target]) == 0
+    out = capsys.readouterr().out
+    assert "mode read, 3 in flight, 0 queued" in out
+    assert "01234567  decode" in out
+    assert "suspect (2 beats missed)" in out
+    assert main(["status", "--target", proxy.target, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["engines"][0]["engine_id"] == "0123456789"
+
+
+def test_without_a_deployment_the_way_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No --target and nothing running: the sentence names both ways on."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert main(["status"]) == 1
+    err = capsys.readouterr().err
+    assert "pdserve up" in err
+    assert "--target" in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_and_mistakes_answer_without_grpc(name: str) -> None:
+    """--help of every command, and a mistyped flag, load no grpc: they answer at once."""
+    code = (
+        "import sys; from pdserve.cli.__main__ import main\n"
+        f"for words in (['{name}', '--help'], ['{name}', '--no-such-flag']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit as end: print(end.code, file=sys.stderr)\n"
+        "print([m for m in sys.modules if m == 'grpc' or m.startswith('google')], file=sys.stderr)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    codes = [line for line in result.stderr.splitlines() if line.isdecimal()]
+    assert codes == ["0", "2"]
+    assert result.stderr.splitlines()[-1] == "[]"
+    assert "usage: pdserve" in result.stdout
