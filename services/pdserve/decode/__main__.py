@@ -1,0 +1,28 @@
+"""`pdserve-decode`: hosts one engine that answers, from KV that others computed or by itself."""
+
+import sys
+
+from pdserve.api.decode.v1 import decode_pb2_grpc
+from pdserve.decode.service import NAME, DecodeService
+from pdserve.decode.session import DecodeConfig, Decoder
+from pdserve.engine import hosting
+from pdserve.engine.hosting import Parts, Program
+
+
+def add(parts: Parts, config: DecodeConfig) -> None:
+    """Answers prompts: takes their KV over from prefill services, or computes it (role both)."""
+    decoder = Decoder(parts.engine, parts.handoffs, parts.peers, parts.calls, parts.clock, config)
+    servicer = DecodeService(decoder, parts.calls, parts.clock)
+    decode_pb2_grpc.add_DecodeServicer_to_server(servicer, parts.server.grpc)
+
+
+PROGRAM = Program("pdserve-decode", NAME, ("decode", "both"), DecodeConfig, add)
+
+
+def main() -> int:
+    """Entry point."""
+    return hosting.main(PROGRAM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
