@@ -9,7 +9,7 @@ Contracts:
 """
 
 import enum
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -170,7 +170,7 @@ class Engine(Protocol):
         """Fixed facts."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[Output]:
+    def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """Runs one request; see the module's contracts.
 
         Raises:

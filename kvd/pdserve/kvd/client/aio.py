@@ -1,0 +1,331 @@
+"""One participant's Attach stream on an asyncio loop: sends, receives, comes back after a loss."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+import structlog
+
+from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
+from pdserve.kvd.client import codec
+from pdserve.kvd.client.config import AttachConfig
+from pdserve.kvd.client.ledger import Ledger
+from pdserve.kvd.client.messages import Cancel, End, Fenced, Hello, Participant, Request, Retract, Welcome
+from pdserve.rpc.channel import CHANNEL_OPTIONS
+from pdserve.rpc.errors import (
+    ConfigError,
+    IncompatibleEngines,
+    InvalidRequest,
+    KvdUnavailable,
+    PdserveError,
+    TicketRefused,
+    Unauthenticated,
+)
+from pdserve.rpc.status import to_error
+
+log = structlog.get_logger(__name__)
+
+_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    # The pauses between attempts are ours; grpc's own would grow to minutes.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+_REFUSALS = (InvalidRequest, Unauthenticated, TicketRefused, IncompatibleEngines, ConfigError)
+"""Errors that another attempt with the same hello would meet again."""
+
+_MOST_KEPT = 4096
+"""Messages kept for a kvd that has been given up."""
+
+_Call = grpc.aio.StreamStreamCall[kvd_pb2.AttachRequest, kvd_pb2.AttachResponse]
+
+Welcomed = Callable[[Welcome, bool], Awaitable[None]]
+"""Called for each welcome before anything else is sent; True: a kvd that has not seen us yet."""
+
+
+class AsyncAttachment:
+    """Call everything on the loop that ran `start`.
+
+    Contract: every handle that was sent in a begin, offer or accept gets exactly one end, be it
+    kvd's or, once kvd is gone for good, a local one with KVD_UNAVAILABLE.
+    """
+
+    def __init__(
+        self,
+        socket: str,
+        hello: Hello,
+        *,
+        on_end: Callable[[End], None] | None = None,
+        on_welcome: Welcomed | None = None,
+        on_lost: Callable[[PdserveError], None] | None = None,
+        config: AttachConfig | None = None,
+    ) -> None:
+        """`socket` is the path of kvd's gRPC socket. With `on_end`, ends are given to it and not
+        kept for `drain_ends`; a scheduler then calls `forget`. `on_lost` hears once each time kvd
+        is given up."""
+        self._target = f"unix:{socket}"
+        self._hello = hello
+        self._config = config or AttachConfig()
+        self._on_end = on_end
+        self._on_welcome = on_welcome
+        self._on_lost = on_lost
+        self._ledger = Ledger(strict=hello.participant is Participant.SCHEDULER)
+        self._unsent: deque[Request] = deque()
+        self._something_to_send = asyncio.Event()
+        self._ends: deque[End] = deque()
+        self._fences: dict[tuple[str, int], asyncio.Event] = {}
+        self.ends_available = asyncio.Event()
+        self._attached = asyncio.Event()
+        self._welcome: Welcome | None = None
+        self._lost: PdserveError | None = None
+        self._refused: PdserveError | None = None
+        self._closing = False
+        self._give_up: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The last welcome; None before the first."""
+        return self._welcome
+
+    @property
+    def attached(self) -> bool:
+        """Whether the stream stands now."""
+        return self._attached.is_set()
+
+    @property
+    def usable(self) -> bool:
+        """Whether kvd is there or may yet come back to what is open."""
+        return self._welcome is not None and self._lost is None
+
+    @property
+    def open_handles(self) -> int:
+        """Handles that wait for their end."""
+        return self._ledger.open
+
+    async def start(self, timeout: float) -> Welcome:
+        """Attaches.
+
+        Raises:
+            KvdUnavailable: no kvd within `timeout` seconds.
+            PdserveError: kvd refused the hello or what `on_welcome` sent; its own class.
+        """
+        self._arm()
+        self._task = asyncio.create_task(self._run(), name=f"attach-{self._hello.participant.value}")
+        attached = asyncio.create_task(self._attached.wait())
+        try:
+            await asyncio.wait({attached, self._task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            attached.cancel()
+        if self._welcome is None:
+            error = self._refused
+            await self.aclose()
+            raise error or KvdUnavailable(f"kvd at {self._target} did not answer within {timeout:g} s")
+        return self._welcome
+
+    def send(self, message: Request) -> None:
+        """Sends in order; never blocks, never raises."""
+        if not self._ledger.sending(message):
+            return
+        if self._lost is None:
+            self._unsent.append(message)
+            self._something_to_send.set()
+            return
+        self._deliver_all(self._ledger.abandon(self._lost))
+        if isinstance(message, Cancel | Retract) and len(self._unsent) < _MOST_KEPT:
+            self._unsent.append(message)
+
+    def drain_ends(self) -> list[End]:
+        """The ends since the last call."""
+        self.ends_available.clear()
+        ends = list(self._ends)
+        self._ends.clear()
+        self.forget([end.handle for end in ends])
+        return ends
+
+    def forget(self, handles: Iterable[str]) -> None:
+        """Says that these ends, given to `on_end`, have reached whoever calls `send`."""
+        self._ledger.drained(handles)
+
+    async def wait_fenced(self, handle: str, attempt: int, timeout: float) -> bool:
+        """Whether kvd has fenced the attempt, or is gone; False after `timeout` seconds."""
+        if self._lost is not None:
+            return True
+        event = self._fences.setdefault((handle, attempt), asyncio.Event())
+        try:
+            async with asyncio.timeout(timeout):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._fences.pop((handle, attempt), None)
+        return True
+
+    async def aclose(self) -> None:
+        """Ends the stream; handles that are still open end with KVD_UNAVAILABLE. Safe twice."""
+        task, self._task = self._task, None
+        self._closing = True
+        if task is not None:
+            task.cancel()
+            # A failure of the task was logged where it happened.
+            await asyncio.gather(task, return_exceptions=True)
+        self._lose(KvdUnavailable("the attachment was closed"))
+
+    async def _run(self) -> None:
+        try:
+            await self._keep_attached()
+        except Exception as error:
+            log.exception("kvd.client_failed", **self._names())
+            self._lose(PdserveError(f"the kvd client failed: {type(error).__name__}: {error}"))
+            raise
+
+    async def _keep_attached(self) -> None:
+        pause = self._config.backoff_first
+        while True:
+            error: Exception = KvdUnavailable("kvd ended the stream")
+            try:
+                await self._stream()
+            except grpc.aio.AioRpcError as failure:
+                error = to_error(failure)
+            except (PdserveError, OSError) as failure:
+                error = failure
+            if self._attached.is_set():
+                self._attached.clear()
+                pause = self._config.backoff_first
+                self._arm()
+            if isinstance(error, _REFUSALS):
+                log.error("kvd.refused", reason=error.reason, error=error.message, **self._names())
+                self._refused = error
+                self._lose(error)
+                return
+            log.info("kvd.stream_lost", error=str(error), **self._names())
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self._config.backoff_most)
+
+    async def _stream(self) -> None:
+        """One stream's life; returns or raises when it is over."""
+        async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
+            call: _Call = kvd_pb2_grpc.KvdStub(channel).Attach()
+            writer: asyncio.Task[None] | None = None
+            try:
+                await self._welcomed(await self._greet(call))
+                writer = asyncio.create_task(self._write(call))
+                while (message := await self._read(call)) is not None:
+                    if isinstance(message, End):
+                        self._end(message)
+                    elif isinstance(message, Fenced):
+                        self._fenced(message)
+            finally:
+                call.cancel()
+                if writer is not None:
+                    writer.cancel()
+                    # Its own failure is the stream's, which the reader has seen.
+                    await asyncio.gather(writer, return_exceptions=True)
+
+    async def _greet(self, call: _Call) -> Welcome:
+        try:
+            async with asyncio.timeout(self._config.welcome_timeout):
+                await call.write(codec.encode_hello(self._hello))
+                welcome = await self._read(call)
+        except TimeoutError:
+            raise KvdUnavailable(f"no welcome within {self._config.welcome_timeout:g} s") from None
+        if welcome is None:
+            # The status says why; without one kvd just went away.
+            code = await call.code()
+            raise KvdUnavailable(f"kvd ended the stream before its welcome ({code.name})")
+        if not isinstance(welcome, Welcome):
+            raise PdserveError(f"kvd answered a hello with {type(welcome).__name__}")
+        return welcome
+
+    async def _read(self, call: _Call) -> Welcome | End | Fenced | None:
+        message: Any = await call.read()
+        return None if message is grpc.aio.EOF else codec.decode(message)
+
+    async def _write(self, call: _Call) -> None:
+        while True:
+            while self._unsent:
+                message = self._unsent.popleft()
+                try:
+                    await call.write(codec.encode(message))
+                except BaseException:
+                    self._unsent.appendleft(message)
+                    raise
+            self._something_to_send.clear()
+            await self._something_to_send.wait()
+
+    async def _welcomed(self, welcome: Welcome) -> None:
+        fresh = self._welcome is None or self._welcome.kvd_epoch != welcome.kvd_epoch
+        if fresh and self._welcome is not None:
+            self._lose(KvdUnavailable("kvd was restarted"))
+        if self._on_welcome is not None:
+            await self._on_welcome(welcome, fresh)
+        self._disarm()
+        self._welcome = welcome
+        if self._lost is None and not fresh:
+            # What the lost stream carried may not have arrived. All that was said of open handles
+            # is said again, in order: kvd passes over what it has heard.
+            again = self._ledger.again()
+            others = [m for m in self._unsent if isinstance(m, Cancel | Retract) and m not in again]
+            self._unsent = deque([*again, *others])
+        self._lost = None
+        self._something_to_send.set()
+        self._attached.set()
+        log.info("kvd.attached", kvd_epoch=welcome.kvd_epoch, fresh=fresh, **self._names())
+
+    def _end(self, end: End) -> None:
+        if self._ledger.ended(end):
+            self._deliver(end)
+
+    def _deliver(self, end: End) -> None:
+        if self._on_end is not None:
+            self._on_end(end)
+        else:
+            self._ends.append(end)
+            self.ends_available.set()
+
+    def _deliver_all(self, ends: list[End]) -> None:
+        for end in ends:
+            self._deliver(end)
+
+    def _fenced(self, fenced: Fenced) -> None:
+        if released := self._ledger.fenced(fenced):
+            self._unsent.extend(released)
+            self._something_to_send.set()
+        if self._hello.participant is Participant.WORKER:
+            self._fences.setdefault((fenced.handle, fenced.attempt), asyncio.Event()).set()
+
+    def _arm(self) -> None:
+        if self._give_up is None and self._lost is None:
+            deadline = self._config.reconnect_deadline
+            error = KvdUnavailable(f"kvd at {self._target} was away for {deadline:g} s")
+            self._give_up = asyncio.get_running_loop().call_later(deadline, self._lose, error)
+
+    def _disarm(self) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+
+    def _lose(self, error: PdserveError) -> None:
+        """Gives kvd up for now: what is open ends, what waits for a fence may go on."""
+        self._disarm()
+        already = self._lost is not None
+        self._lost = error
+        # A new kvd knows none of the handles; it is still told of what is given up.
+        self._unsent = deque(m for m in self._unsent if isinstance(m, Cancel | Retract))
+        for event in self._fences.values():
+            event.set()
+        self._deliver_all(self._ledger.abandon(error))
+        if not already:
+            if self._closing:
+                return
+            log.warning("kvd.lost", reason=error.reason, error=error.message, **self._names())
+            if self._on_lost is not None:
+                self._on_lost(error)
+
+    def _names(self) -> dict[str, object]:
+        hello = self._hello
+        return {"engine_id": hello.engine_id, "participant": hello.participant.value, "rank": hello.rank}

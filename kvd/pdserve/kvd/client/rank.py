@@ -1,0 +1,101 @@
+"""What a rank gives to kvd at each new welcome: its memory, and the socket of its notices."""
+
+import asyncio
+import socket
+import threading
+from dataclasses import dataclass
+
+from pdserve.kvd import memory_wire
+from pdserve.kvd.client.messages import Welcome
+from pdserve.kvd.client.notices import NoticeSender
+from pdserve.kvd.types import Layout, MemoryKind
+from pdserve.rpc.errors import KvdUnavailable, from_reason
+
+_REPLY_TIMEOUT_S = 10.0
+"""kvd maps and prefaults the region before it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One rank's KV memory. The descriptor stays the owner's."""
+
+    fd: int
+    size: int
+    """Bytes."""
+    layout: Layout
+    kind: MemoryKind = MemoryKind.HOST
+
+
+class RegionClient:
+    """Registers one rank's memory and keeps the connection, whose end is the rank's death."""
+
+    def __init__(self, engine_id: str, rank: int, memory: Memory, timeout: float = _REPLY_TIMEOUT_S) -> None:
+        """`timeout`: longest wait for kvd's answer, seconds."""
+        self._message = memory_wire.RegisterRegion(
+            engine_id=engine_id, rank=rank, size=memory.size, kind=memory.kind.value, layout=memory.layout
+        )
+        self._memory = memory
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def register(self, path: str) -> None:
+        """Sends the memory to the socket at `path`; an earlier connection is closed. Blocks.
+
+        Raises:
+            KvdUnavailable: nobody answers there.
+            PdserveError: kvd refused the region; the class of its reason.
+        """
+        with self._lock:
+            self._drop()
+            if self._closed:
+                raise KvdUnavailable("the rank has ended")
+            sock: socket.socket | None = None
+            try:
+                sock = memory_wire.connect(path, self._timeout)
+                memory_wire.send_region(sock, self._message, self._memory.fd)
+                reply = memory_wire.receive_reply(sock)
+            except (OSError, ValueError) as error:
+                if sock is not None:
+                    sock.close()
+                raise KvdUnavailable(f"kvd did not take the memory at {path}: {error}") from error
+            if not reply.ok:
+                sock.close()
+                raise from_reason(reply.reason, reply.error)
+            self._socket = sock
+
+    def close(self) -> None:
+        """Tells kvd that the rank has ended. Safe twice."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class Rank:
+    """One rank's memory and notices; give `welcomed` to its attachment as `on_welcome`."""
+
+    def __init__(self, engine_id: str, rank: int, memory: Memory) -> None:
+        """`memory` must outlive this."""
+        self.region = RegionClient(engine_id, rank, memory)
+        self.notices = NoticeSender()
+
+    async def welcomed(self, welcome: Welcome, fresh: bool) -> None:
+        """Registers with a kvd that does not know the memory yet.
+
+        Raises:
+            PdserveError: as RegionClient.register.
+        """
+        if fresh:
+            await asyncio.to_thread(self.region.register, welcome.memory_socket)
+        self.notices.connect(welcome.notice_endpoint)
+
+    def close(self) -> None:
+        """Ends the rank: kvd fences what was open and unmaps. Safe twice."""
+        self.notices.close()
+        self.region.close()

@@ -1,0 +1,175 @@
+"""The host's view of hand-overs: the gRPC service beside an engine hears how each transfer ended,
+gives transfers up, and keeps the producers' leases alive.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from pdserve.kvd.client.aio import AsyncAttachment
+from pdserve.kvd.client.config import AttachConfig
+from pdserve.kvd.client.messages import Cancel, End, Hello, Outcome, Participant, Renew, Welcome
+from pdserve.rpc.errors import DeadlinePassed, KvdUnavailable, PdserveError, TransferUsed
+
+_RENEWALS_PER_LEASE = 3
+_Key = tuple[bytes, int | None]
+
+
+class Watch:
+    """One end of one transfer, from before the engine hears of it; use as a context manager."""
+
+    def __init__(self, host: "Watches", transfer_id: bytes, consumer: int | None) -> None:
+        self.transfer_id = transfer_id
+        self.consumer = consumer
+        """None: the producer's end."""
+        self._host = host
+        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+    @property
+    def result(self) -> End | None:
+        """The end, where it has come."""
+        return self._end.result() if self._end.done() else None
+
+    async def end(self, timeout: float | None) -> End:
+        """Waits for the end, again and by several callers if they like. None waits as long as kvd
+        keeps the transfer open, whose own deadlines bound that.
+
+        Raises:
+            DeadlinePassed: no end within `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(self._end)
+        except TimeoutError:
+            raise DeadlinePassed(f"the hand-over did not end within {timeout:g} s") from None
+
+    def close(self) -> None:
+        """Stops watching (and renewing). Safe twice; cancels nothing."""
+        self._host.forget(self)
+
+    def deliver(self, end: End) -> None:
+        """For the host: the end has come; the first one counts."""
+        if not self._end.done():
+            self._end.set_result(end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Watches(Protocol):
+    """Whoever keeps watches."""
+
+    def forget(self, watch: Watch) -> None:
+        """The watch is not wanted any more."""
+        ...
+
+
+class HandoffHost:
+    """Attaches as the engine's host. Everything is called on the loop that ran `start`."""
+
+    def __init__(
+        self,
+        socket: str,
+        engine_id: str,
+        identity: Mapping[str, str],
+        ranks: int = 1,
+        config: AttachConfig | None = None,
+    ) -> None:
+        """`socket` is the path of kvd's gRPC socket."""
+        hello = Hello(engine_id=engine_id, participant=Participant.HOST, identity=identity, ranks=ranks)
+        self._attachment = AsyncAttachment(socket, hello, on_end=self._ended, on_lost=self._lost, config=config)
+        self._watches: dict[_Key, Watch] = {}
+        self._renewer: asyncio.Task[None] | None = None
+
+    async def start(self, timeout: float = 10.0) -> Welcome:
+        """Attaches and starts to renew leases.
+
+        Raises:
+            KvdUnavailable: no kvd within `timeout` seconds.
+            PdserveError: kvd refused the hello; its own class.
+        """
+        welcome = await self._attachment.start(timeout)
+        self._renewer = asyncio.create_task(self._renew(), name="renew-leases")
+        return welcome
+
+    @property
+    def attached(self) -> bool:
+        """Whether kvd is there now."""
+        return self._attachment.attached
+
+    @property
+    def lease_s(self) -> float:
+        """Length of a producer's lease, seconds; 0 before `start`."""
+        welcome = self._attachment.welcome
+        return welcome.lease_s if welcome is not None else 0.0
+
+    @property
+    def watching(self) -> int:
+        """Watches that are open."""
+        return len(self._watches)
+
+    def register(self, transfer_id: bytes, consumer: int | None = None) -> Watch:
+        """Watches the producer's end (None) or that of consumer 0, 1, ...; before the engine is
+        asked, so that no end is missed. A producer's lease is renewed until its end or `close`.
+
+        Raises:
+            TransferUsed: this end is being watched already.
+            KvdUnavailable: kvd is away; a hand-over cannot succeed now.
+        """
+        key = (transfer_id, consumer)
+        if key in self._watches:
+            raise TransferUsed(f"transfer {transfer_id.hex()} is in use by another request")
+        if not self._attachment.usable:
+            raise KvdUnavailable("this node's kvd cannot be reached")
+        watch = self._watches[key] = Watch(self, transfer_id, consumer)
+        return watch
+
+    def cancel(self, transfer_id: bytes, reason: str) -> None:
+        """Gives a transfer up; all its ends follow. `reason`: of pdserve.rpc.errors. Also for one
+        that kvd has not heard of yet: it is remembered."""
+        self._attachment.send(Cancel(transfer_id, reason))
+
+    def forget(self, watch: Watch) -> None:
+        """See Watch.close."""
+        key = (watch.transfer_id, watch.consumer)
+        if self._watches.get(key) is watch:
+            del self._watches[key]
+
+    async def aclose(self) -> None:
+        """Detaches; open watches end with KVD_UNAVAILABLE. Safe twice."""
+        renewer, self._renewer = self._renewer, None
+        if renewer is not None:
+            renewer.cancel()
+            await asyncio.gather(renewer, return_exceptions=True)
+        await self._attachment.aclose()
+        self._lost(KvdUnavailable("the service has closed"))
+
+    def _ended(self, end: End) -> None:
+        watch = self._watches.get((end.transfer_id, None if end.producer else end.consumer))
+        if watch is not None:
+            watch.deliver(end)
+
+    def _lost(self, error: PdserveError) -> None:
+        for watch in list(self._watches.values()):
+            watch.deliver(
+                End(
+                    handle="",
+                    transfer_id=watch.transfer_id,
+                    outcome=Outcome.FAILED,
+                    reason=error.reason,
+                    detail=error.message,
+                    producer=watch.consumer is None,
+                    consumer=watch.consumer or 0,
+                )
+            )
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(max(self.lease_s, 0.03) / _RENEWALS_PER_LEASE)
+            live = tuple(w.transfer_id for w in self._watches.values() if w.consumer is None and w.result is None)
+            if live:
+                self._attachment.send(Renew(live))

@@ -1,0 +1,75 @@
+"""The time of a step: the published lines, and nothing that cannot be meant."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.costmodel import INSTANT, PUBLISHED, CostModel
+from pdserve.rpc.errors import ConfigError
+
+counts = st.integers(0, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "seqs", "seconds"),
+    [
+        (0, 0, 0.0),
+        (4096, 0, 0.08 + 4096 * 0.04e-3),
+        (0, 100, 0.069 + 100 * 0.16e-3),
+        (8192, 10, 0.069 + 10 * 0.16e-3 + 0.03 + 8192 * 0.045e-3),
+    ],
+    ids=["nothing", "prefill", "decode", "colocated"],
+)
+def test_the_published_lines(prefill: int, seqs: int, seconds: float) -> None:
+    """Each kind of step costs what the published figures' fits say."""
+    assert PUBLISHED.step_time(prefill, seqs, 0) == pytest.approx(seconds)
+
+
+@given(prefill=counts, seqs=counts, context=counts)
+def test_more_work_never_takes_less_time(prefill: int, seqs: int, context: int) -> None:
+    """Within a kind of step, time grows with each count, and is never negative."""
+    model = CostModel(decode_per_context_token=1e-6)
+    now = model.step_time(prefill, seqs, context)
+    assert now >= 0
+    if prefill:
+        assert model.step_time(prefill + 1, seqs, context) >= now
+    if seqs:
+        assert model.step_time(prefill, seqs + 1, context + 1) > now
+
+
+def test_context_counts_where_it_has_a_price() -> None:
+    """The context slope applies to decoding steps."""
+    model = INSTANT
+    assert CostModel(0, 0, 0, 0, 1e-3, 0, 0).step_time(0, 2, 500) == pytest.approx(0.5)
+    assert model.step_time(10, 10, 10) == 0.0
+
+
+def test_scaled() -> None:
+    """All prices scale together."""
+    assert PUBLISHED.scaled(0.01).step_time(100, 3, 7) == pytest.approx(PUBLISHED.step_time(100, 3, 7) / 100)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_impossible_prices_are_refused(value: float) -> None:
+    """A negative or unbounded price is a configuration error that names the price."""
+    with pytest.raises(ConfigError, match="mixed_base"):
+        CostModel(mixed_base=value)
+
+
+def test_a_table_is_read_strictly() -> None:
+    """From TOML: known names as numbers; anything else is refused by name."""
+    assert CostModel.from_mapping({"prefill_base": 1, "decode_base": 0.5}).prefill_base == 1
+    with pytest.raises(ConfigError, match="prefil_base"):
+        CostModel.from_mapping({"prefil_base": 1})
+    with pytest.raises(ConfigError, match="decode_base"):
+        CostModel.from_mapping({"decode_base": "fast"})
+    with pytest.raises(ConfigError, match="decode_base"):
+        CostModel.from_mapping({"decode_base": True})
+
+
+def test_counts_below_zero_are_a_defect() -> None:
+    """A scheduler that counts below zero hears of it."""
+    with pytest.raises(ValueError, match="below 0"):
+        PUBLISHED.step_time(-1, 0, 0)
