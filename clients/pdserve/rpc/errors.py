@@ -119,13 +119,13 @@ class TicketForged(TicketRefused):
 class TicketExpired(TicketRefused):
     """Its time is over."""
 
-    reason = "TICKET_EXPIRED"
+    reason, retryable = "TICKET_EXPIRED", True
 
 
 class StaleEpoch(TicketRefused):
     """It speaks of an engine that has ended or was restarted."""
 
-    reason = "STALE_EPOCH"
+    reason, retryable = "STALE_EPOCH", True
 
 
 class TransferUsed(PdserveError):

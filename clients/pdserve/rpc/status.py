@@ -76,7 +76,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Pdser
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a PdserveError that leaves a handler into its status; anything else into INTERNAL.
+    """Turns a PdserveError that leaves a handler into its status; anything else into INTERNAL, and a
+    request that is not readable into InvalidRequest.
 
     `unexpected` is told of errors that are not ours, before the caller gets INTERNAL.
     """
@@ -94,8 +95,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
+        checked: Callable[[Any], Any] = _readable_stream if handler.request_streaming else _readable
         codec = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _patient(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
@@ -103,7 +105,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
             async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
                 try:
-                    async for response in inner_stream(request, context):
+                    async for response in inner_stream(checked(request), context):
                         yield response
                 except errors.PdserveError as error:
                     await abort(context, error)
@@ -114,20 +116,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                     await abort(context, errors.PdserveError(f"{type(error).__name__}: {error}"))
 
             # A handler may also be a coroutine that writes to the context, as grpc.health's Watch is.
-            wrapped: Any = stream if inspect.isasyncgenfunction(inner_stream) else self._awaited(method, inner_stream)
+            written = self._awaited(method, inner_stream, checked)
+            wrapped: Any = stream if inspect.isasyncgenfunction(inner_stream) else written
             if handler.request_streaming:
                 return grpc.stream_stream_rpc_method_handler(wrapped, **codec)
             return grpc.unary_stream_rpc_method_handler(wrapped, **codec)
 
-        unary = self._awaited(method, handler.stream_unary or handler.unary_unary)
+        unary = self._awaited(method, handler.stream_unary or handler.unary_unary, checked)
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(unary, **codec)
         return grpc.unary_unary_rpc_method_handler(unary, **codec)
 
-    def _awaited(self, method: str, inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _awaited(
+        self, method: str, inner: Callable[..., Awaitable[Any]], checked: Callable[[Any], Any]
+    ) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                return await inner(request, context)
+                return await inner(checked(request), context)
             except errors.PdserveError as error:
                 await abort(context, error)
             except Exception as error:
@@ -137,3 +142,35 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 await abort(context, errors.PdserveError(f"{type(error).__name__}: {error}"))
 
         return call
+
+
+class _Unreadable:
+    """In place of a request that is no message of its type, until there is a handler that can say so:
+    what a deserializer raises reaches the caller as UNKNOWN."""
+
+    def __init__(self, error: DecodeError) -> None:
+        self.error = error
+
+
+def _patient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Unreadable(error)
+
+    return read
+
+
+def _readable(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise errors.InvalidRequest(f"the request cannot be read: {request.error}")
+    return request
+
+
+async def _readable_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _readable(request)

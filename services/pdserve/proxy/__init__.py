@@ -1,0 +1,1 @@
+"""The proxy: admits, tokenises, chooses engines, drives both legs of a request, streams the answer."""

@@ -1,0 +1,273 @@
+"""One try of one request: both of its legs, what ties them together, and how they end.
+
+READ   prefill ──ready──▶ decode(ticket) ──tokens──▶        WRITE   decode(locator) ──tokens──▶
+          └────────── released                                      prefill(locator) ─ready─ released
+
+- A prefill leg that fails before its offer ends decode at once; after it, kvd tells decode, which
+  gets `grace` seconds to end by itself.
+- A decode leg that fails, or a client that goes away, ends prefill at once.
+- After a good answer the prefill leg is left open until its blocks are released; its task belongs
+  to the Owner, and the answer does not wait for it.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from pdserve.proxy.admission import Grant
+from pdserve.proxy.legs import (
+    DecodeEvent,
+    DecodeOrder,
+    Done,
+    Leg,
+    Legs,
+    PrefillEvent,
+    PrefillOrder,
+    Ready,
+    Released,
+    Source,
+    Tokens,
+)
+from pdserve.proxy.owner import Owner
+from pdserve.proxy.types import Mode, Sampling
+from pdserve.rpc.errors import (
+    ConsumerFailed,
+    PdserveError,
+    PeerLost,
+    ProducerFailed,
+    RequestCancelled,
+    TicketRefused,
+    TransferExpired,
+    TransferFailed,
+)
+from pdserve.runtime.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+LATE_READY = 1.0
+"""Seconds that a complete answer waits for the facts of a prefill that has not reported yet (WRITE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What an attempt has to do."""
+
+    request_id: str
+    transfer_id: bytes
+    """Fresh for each attempt."""
+    mode: Mode
+    prompt: Sequence[int]
+    sampling: Sampling
+    traceparent: str
+    deadline: float
+    """Monotonic seconds."""
+    grace: float
+    release_timeout: float
+
+
+class Attempt:
+    """Open it, take what comes by `next`, and close it in any case."""
+
+    def __init__(self, brief: Brief, grant: Grant, legs: Legs, owner: Owner, clock: Clock) -> None:
+        self._brief = brief
+        self._grant = grant
+        self._legs = legs
+        self._owner = owner
+        self._clock = clock
+        self._prefill: Leg[PrefillEvent] | None = None
+        self._decode: Leg[DecodeEvent] | None = None
+        self._offered = asyncio.Event()
+        self._cut_off: asyncio.TimerHandle | None = None
+        self._ended = False
+        self._end_error: PdserveError | None = None
+        self.prefill_error: PdserveError | None = None
+        self.ready: Ready | None = None
+        self.prefill_sent_ns = self.ready_ns = self.decode_sent_ns = self.first_token_ns = 0
+
+    @property
+    def grant(self) -> Grant:
+        """The engines, and what is held on them."""
+        return self._grant
+
+    async def open(self) -> None:
+        """Opens the legs; in READ returns when decode's is open, which is after prefill's offer.
+
+        Raises:
+            PdserveError: prefill failed before its offer.
+        """
+        brief, prefill = self._brief, self._grant.choice.prefill
+        self._raise_if_closed()
+        if prefill is None:
+            self._open_decode(None)
+        elif brief.mode is Mode.WRITE:
+            self._open_decode(Source(brief.transfer_id, brief.mode, peer_locator=prefill.locator))
+            self._open_prefill()
+        else:
+            self._open_prefill()
+            await self._offered.wait()  # bounded by the leg's own deadline
+            self._raise_if_closed()
+            if self.prefill_error is not None or self.ready is None:  # perhaps lost again in the same turn
+                raise self.prefill_error or ProducerFailed("prefill ended without an offer")
+            self._open_decode(Source(brief.transfer_id, brief.mode, ticket=self.ready.ticket))
+
+    async def next(self) -> Tokens | Done:
+        """What decode says next.
+
+        Raises:
+            PdserveError: why the attempt failed; prefill's reason where that was the cause.
+        """
+        assert self._decode is not None, "open comes first"
+        while True:
+            self._raise_if_closed()
+            try:
+                event = await self._decode.receive()
+            except TransferFailed as error:
+                cause = self.prefill_error  # says more, unless it only echoes decode's
+                raise (error if cause is None or isinstance(cause, TransferFailed) else cause) from None
+            if isinstance(event, Tokens):
+                if not self.first_token_ns:
+                    self.first_token_ns = self._clock.monotonic_ns()
+                    self._disarm()
+                return event
+            if isinstance(event, Done):
+                self._disarm()
+                return event
+            if event is None:
+                raise ConsumerFailed("decode ended without finishing its answer")
+
+    async def finish(self) -> None:
+        """After Done: lets the decode call end well, and waits a little for a late `ready`."""
+        assert self._decode is not None, "open comes first"
+        try:
+            await self._decode.receive()
+        except PdserveError as error:  # the answer is complete all the same
+            log.warning("decode_ended_badly", request_id=self._brief.request_id, error=error.message)
+        self._grant.release_decode()
+        if self._prefill is not None and not self._offered.is_set():
+            try:
+                await asyncio.wait_for(self._offered.wait(), LATE_READY)
+            except TimeoutError:
+                log.warning("ready_late", request_id=self._brief.request_id, transfer_id=self._brief.transfer_id)
+
+    def close(self, error: PdserveError | None) -> None:
+        """Ends the attempt; None after a good answer, which leaves prefill until it is released.
+        Does not block; safe twice and at any moment."""
+        if self._ended:
+            return
+        self._ended, self._end_error = True, error
+        self._disarm()
+        if self._decode is not None:
+            self._decode.cancel(error or RequestCancelled("the answer is complete"))
+        self._grant.release_decode()
+        if self._prefill is None:
+            self._grant.release_prefill()
+        elif error is not None:
+            self._prefill.cancel(error)
+
+    def blame(self, error: PdserveError) -> str:
+        """The engine that a retry should avoid; empty where neither is at fault."""
+        prefill, decode = self._grant.choice.prefill, self._grant.choice.decode
+        if prefill is None:
+            return decode.engine_id
+        if error is self.prefill_error:
+            at_decode = isinstance(error, PeerLost | ConsumerFailed)
+        elif isinstance(error, TransferFailed):
+            if isinstance(error, ConsumerFailed):
+                at_decode = True
+            elif isinstance(error, ProducerFailed | PeerLost | TransferExpired):
+                at_decode = False
+            else:
+                return ""
+        else:
+            at_decode = not isinstance(error, TicketRefused)
+        return decode.engine_id if at_decode else prefill.engine_id
+
+    def _open_prefill(self) -> None:
+        brief, choice = self._brief, self._grant.choice
+        assert choice.prefill is not None, "asked for a prefill leg"
+        order = PrefillOrder(
+            request_id=brief.request_id,
+            transfer_id=brief.transfer_id,
+            mode=brief.mode,
+            prompt=brief.prompt,
+            sampling=prefill_sampling(brief.sampling),
+            peer_locator=choice.decode.locator,
+            consumers=brief.sampling.n,
+        )
+        self.prefill_sent_ns = self._clock.monotonic_ns()
+        self._prefill = self._legs.prefill(choice.prefill, order, brief.traceparent, self._left())
+        self._owner.start(f"prefill of {brief.request_id}", self._watch_prefill(self._prefill))
+
+    def _open_decode(self, source: Source | None) -> None:
+        brief = self._brief
+        order = DecodeOrder(brief.request_id, brief.prompt, brief.sampling, source)
+        self.decode_sent_ns = self._clock.monotonic_ns()
+        self._decode = self._legs.decode(self._grant.choice.decode, order, brief.traceparent, self._left())
+
+    async def _watch_prefill(self, leg: Leg[PrefillEvent]) -> None:
+        """From the call to the release of its blocks; ends with the leg, which has a deadline."""
+        brief = self._brief
+        try:
+            event = await leg.receive()
+            if not isinstance(event, Ready):
+                raise ProducerFailed("prefill ended without an offer")
+            self.ready, self.ready_ns = event, self._clock.monotonic_ns()
+            self._offered.set()
+            async with asyncio.timeout(brief.release_timeout):
+                if not isinstance(await leg.receive(), Released):
+                    raise ProducerFailed("prefill ended without releasing its blocks")
+                await leg.receive()  # the end of the call
+        except TimeoutError:
+            expired = TransferExpired(f"prefill's blocks were not released within {brief.release_timeout:g} s")
+            log.error("release_overdue", request_id=brief.request_id, transfer_id=brief.transfer_id)
+            leg.cancel(expired)
+            self._prefill_failed(expired)
+        except PdserveError as error:
+            self._prefill_failed(error)
+        finally:
+            leg.cancel(RequestCancelled("the proxy let go of this transfer"))
+            self._grant.release_prefill()
+            self._offered.set()
+
+    def _prefill_failed(self, error: PdserveError) -> None:
+        self.prefill_error = error
+        if self._end_error is not None:
+            return  # given up before, by us
+        log.info(
+            "prefill_failed",
+            request_id=self._brief.request_id,
+            transfer_id=self._brief.transfer_id,
+            offered=self.ready is not None,
+            reason=error.reason,
+            error=error.message,
+        )
+        if self._decode is None or self.first_token_ns or self._ended:
+            return
+        if self.ready is None:
+            self._decode.cancel(error)
+        else:
+            self._cut_off = asyncio.get_running_loop().call_later(self._brief.grace, self._decode.cancel, error)
+
+    def _raise_if_closed(self) -> None:
+        if self._end_error is not None:
+            raise self._end_error
+
+    def _disarm(self) -> None:
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+            self._cut_off = None
+
+    def _left(self) -> float:
+        # A deadline that has passed still makes a call, which then fails with the right error.
+        return max(self._brief.deadline - self._clock.monotonic(), 0.001)
+
+
+def prefill_sampling(sampling: Sampling) -> Sampling:
+    """What shapes the first token, and one token of it: whether that token ends the answer is
+    decided by decode, which has the real parameters."""
+    return dataclasses.replace(
+        sampling, max_tokens=1, min_tokens=0, stop=(), stop_token_ids=(), ignore_eos=True, n=1, logprobs=None
+    )

@@ -1,0 +1,90 @@
+"""The proxy's settings. Each field is a flag of `pdserve-proxy`; see pdserve.runtime.flags."""
+
+from dataclasses import dataclass
+
+from pdserve.proxy.types import Mode, OnFailure, Route
+from pdserve.rpc.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig:
+    """How the proxy listens, admits and drives requests."""
+
+    host: str = "127.0.0.1"
+    """Address to bind for all three ports."""
+    grpc_port: int = 0
+    """Port of the gRPC API; 0 takes a free one."""
+    http_port: int = 0
+    """Port of the OpenAI HTTP API; 0 takes a free one."""
+    ping_port: int = 0
+    """Port at which engines register (ZMQ); 0 takes a free one."""
+    mode: Mode = Mode.READ
+    """How KV is handed over where a request does not say."""
+    route: Route = Route.SPLIT
+    """Which engines may serve a request that does not say."""
+    on_failure: OnFailure = OnFailure.RECOMPUTE
+    """What to do when a hand-over fails and the request does not say."""
+    tokenizer: tuple[str, ...] = ()
+    """NAME=FOLDER: tokenizer of a model, where the engine's own folder is not on this host."""
+    admission_queue: int = 1024
+    """Most requests that wait for credits."""
+    admission_timeout: float = 10.0
+    """Seconds that a request waits for credits."""
+    admission_headroom: int = 256
+    """Tokens of each answer that are reserved with its prompt."""
+    beat_interval: float = 1.0
+    """Seconds between the beats of an engine."""
+    beats_missed: int = 3
+    """Missed beats until an engine is evicted."""
+    beats_stalled: int = 3
+    """Beats with a standing step counter, while work waits, until an engine is evicted."""
+    retries: int = 2
+    """Attempts on other engines after the first, before the first token."""
+    recomputes: int = 4
+    """Prompts that may be computed again at decode engines at once."""
+    request_timeout: float = 600.0
+    """Seconds that a request may take; a client may ask for less."""
+    handover_grace: float = 2.0
+    """Seconds that decode gets to notice that its producer is gone, before it is cut off."""
+    release_timeout: float = 60.0
+    """Seconds after its offer until a producer must have been released."""
+    drain_timeout: float = 30.0
+    """Seconds that open requests get after the first SIGTERM."""
+    max_n: int = 16
+    """Most answers per prompt."""
+    max_logprobs: int = 20
+    """Most candidates per position."""
+    max_stop: int = 16
+    """Most stop strings, and most stop tokens."""
+    max_body: int = 64 << 20
+    """Bytes of the longest HTTP request."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for values that cannot work."""
+        for name in ("grpc_port", "http_port", "ping_port"):
+            if not 0 <= getattr(self, name) < 65536:
+                raise ConfigError(f"{name} is {getattr(self, name)}, not in 0..65535")
+        for name in (
+            "admission_queue", "admission_timeout", "beat_interval", "beats_missed", "beats_stalled", "recomputes",
+            "request_timeout", "handover_grace", "release_timeout", "max_n", "max_stop", "max_body",
+        ):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be above 0")
+        for name in ("admission_headroom", "retries", "drain_timeout", "max_logprobs"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must not be negative")
+        self.tokenizer_folders()
+
+    def tokenizer_folders(self) -> dict[str, str]:
+        """Folders by model name.
+
+        Raises:
+            ConfigError: an entry is not NAME=FOLDER.
+        """
+        folders: dict[str, str] = {}
+        for entry in self.tokenizer:
+            name, equals, folder = entry.partition("=")
+            if not (name and equals and folder):
+                raise ConfigError(f"tokenizer {entry!r} is not NAME=FOLDER")
+            folders[name] = folder
+        return folders

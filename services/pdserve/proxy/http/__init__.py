@@ -1,0 +1,1 @@
+"""The OpenAI face: completions and chat over HTTP, with server-sent events."""

@@ -1,0 +1,117 @@
+"""Where the time to first token went: cut points in, disjoint parts out. Pure.
+
+Part k = max(0, t_k - max of all earlier t): parts cannot overlap, and what runs beside something
+longer counts nothing. No part is a remainder: the interval that ends at a point whose predecessor
+was not stamped belongs to nobody and is `unattributed`.
+
+        received  tokenized  admitted  routed  P received ...              first byte written
+    t      |----------|---------|--------|--------|---- ... ---------------------|
+    part     tokenize    admit     route   prefill.hop                  egress
+
+`admit` (the wait for credits) comes after `tokenize`: what a request needs is known only then.
+"""
+
+import enum
+from collections.abc import Mapping
+
+from pdserve.proxy.types import Stamps, Timings
+
+
+class Point(enum.IntEnum):
+    """Cut points; up to FIRST_BYTE_WRITTEN the numbers are those of pdserve.api.common.v1.CutPoint."""
+
+    RECEIVED = 1
+    ADMITTED = 2
+    TOKENIZED = 3
+    ROUTED = 4
+    PREFILL_RECEIVED = 5
+    PREFILL_SCHEDULED = 6
+    PREFILL_FORWARD_END = 7
+    DECODE_RECEIVED = 8
+    DECODE_BLOCKS_RESERVED = 9
+    KV_LANDED = 10
+    DECODE_SCHEDULED = 11
+    FIRST_TOKEN_SAMPLED = 12
+    DETOKENIZED = 13
+    FIRST_BYTE_WRITTEN = 14
+    # The proxy's own, never on the wire.
+    REDISPATCHED = 101
+    """Legs of the attempt that succeeded were opened, after an earlier one had failed."""
+    TOKEN_RECEIVED = 102
+    """The proxy has decode's first token."""
+
+
+Chain = tuple[tuple[Point, str], ...]
+
+_HEAD: Chain = ((Point.TOKENIZED, "tokenize"), (Point.ADMITTED, "admit"), (Point.ROUTED, "route"))
+_RETRY: Chain = ((Point.REDISPATCHED, "retry"),)
+_HANDED_OVER: Chain = (
+    (Point.PREFILL_RECEIVED, "prefill.hop"),
+    (Point.PREFILL_SCHEDULED, "prefill.queue"),
+    (Point.PREFILL_FORWARD_END, "prefill.forward"),
+    (Point.DECODE_RECEIVED, "proxy.serialization"),
+    (Point.DECODE_BLOCKS_RESERVED, "decode.admit"),
+    (Point.KV_LANDED, "kv.wait"),
+    (Point.DECODE_SCHEDULED, "decode.queue"),
+    (Point.FIRST_TOKEN_SAMPLED, "decode.first_step"),
+)
+_ALONE: Chain = (
+    (Point.DECODE_RECEIVED, "decode.hop"),
+    (Point.DECODE_SCHEDULED, "decode.queue"),
+    (Point.FIRST_TOKEN_SAMPLED, "decode.first_step"),
+)
+_TAIL: Chain = (
+    (Point.DETOKENIZED, "detokenize"),
+    (Point.TOKEN_RECEIVED, "encode"),
+    (Point.FIRST_BYTE_WRITTEN, "egress"),
+)
+
+
+def chain(*, handed_over: bool, retried: bool) -> Chain:
+    """The points that a request of this kind passes after `received`, each with its part's name."""
+    return (*_HEAD, *(_RETRY if retried else ()), *(_HANDED_OVER if handed_over else _ALONE), *_TAIL)
+
+
+def split(points: Mapping[int, int], path: Chain, ended_ns: int) -> Timings:
+    """The parts of a request whose `points` (nanoseconds of one clock) hold RECEIVED and
+    FIRST_BYTE_WRITTEN, and which ended at `ended_ns`.
+
+    A point that another host's clock puts after the first byte counts as being there.
+    """
+    received, written = points[Point.RECEIVED], points[Point.FIRST_BYTE_WRITTEN]
+    latest = received
+    explained = True
+    parts: dict[str, float] = {}
+    unattributed = 0
+    for point, name in path:
+        at = points.get(point)
+        if at is None:
+            explained = False
+            continue
+        at = min(at, written)
+        span = max(0, at - latest)
+        if explained:
+            parts[name] = span / 1e9
+        else:
+            unattributed += span
+        explained = True
+        latest = max(latest, at)
+    return Timings(
+        ttft=(written - received) / 1e9,
+        parts=parts,
+        unattributed=unattributed / 1e9,
+        e2e=(max(ended_ns, written) - received) / 1e9,
+    )
+
+
+def align(stamps: Stamps, boot_id: str, sent_ns: int, received_ns: int) -> dict[int, int]:
+    """A peer's stamps on our clock.
+
+    Equal boot ids share the clock. Another host's clock is set so that the way there, from `sent_ns`
+    to its first stamp, and the way back, from its last stamp to `received_ns`, take equally long.
+    """
+    if not stamps.at or stamps.boot_id == boot_id:
+        return dict(stamps.at)
+    first, last = min(stamps.at.values()), max(stamps.at.values())
+    offset = ((first - sent_ns) + (last - received_ns)) // 2
+    return {point: at - offset for point, at in stamps.at.items()}

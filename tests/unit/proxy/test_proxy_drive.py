@@ -1,0 +1,615 @@
+"""A request's life, with legs that the test plays: every order of events, no clock, no network."""
+
+import asyncio
+import itertools
+import time
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from pdserve.proxy.admission import Admission
+from pdserve.proxy.credits import Ledger
+from pdserve.proxy.drive import Driver, DriveSettings, Job
+from pdserve.proxy.legs import Accepted, Done, Ready, Released, Tokens
+from pdserve.proxy.owner import Owner
+from pdserve.proxy.parts import Point
+from pdserve.proxy.registry import Registry
+from pdserve.proxy.testing import ScriptedLegs
+from pdserve.proxy.trace import TraceContext
+from pdserve.proxy.types import (
+    Delta,
+    Event,
+    Finish,
+    Finished,
+    Mode,
+    OnFailure,
+    Route,
+    Sampling,
+    Stamps,
+    Started,
+    TransferFacts,
+)
+from pdserve.rpc.errors import (
+    ConsumerFailed,
+    DeadlinePassed,
+    Draining,
+    EngineDied,
+    IncompatibleEngines,
+    InvalidRequest,
+    KvdUnavailable,
+    NoEngines,
+    PdserveError,
+    PeerLost,
+    ProducerFailed,
+    RequestCancelled,
+    StaleEpoch,
+    TieBroken,
+    TransferExpired,
+)
+from pdserve.runtime.beats import Beat
+from pdserve.runtime.clock import Clock, boot_id
+
+FACTS = TransferFacts(kv_bytes=4096, transport="shm")
+
+
+def ready(ticket: bytes = b"ticket", cached: int = 0) -> Ready:
+    """Prefill's offer."""
+    return Ready(ticket, 65, cached, Stamps(boot_id(), {5: 1, 6: 1, 7: 1}))
+
+
+def tokens(text: str = "a", finish: Finish | None = None) -> Tokens:
+    """One token of decode."""
+    return Tokens(Delta(0, text, (97,), finish=finish), Stamps(boot_id(), {8: 1, 9: 1, 10: 1, 11: 1, 12: 1, 13: 1}))
+
+
+def done(recomputed: int = 0, cached: int = 0) -> Done:
+    """Decode's end."""
+    return Done(1, cached, recomputed, FACTS)
+
+
+class Rig:
+    """Engines p0, p1, ... and d0, d1, ..., scripted legs, a driver."""
+
+    def __init__(self, prefills: int = 1, decodes: int = 1, both: int = 0, **settings: Any) -> None:
+        self.registry = Registry()
+        self.ledger = Ledger()
+        self.admission = Admission(self.registry, self.ledger, time.monotonic, length=8, timeout=5.0)
+        self.legs = ScriptedLegs()
+        self.owner = Owner()
+        self.ids = itertools.count(1)
+        self.driver = Driver(
+            self.admission,
+            self.legs,
+            self.owner,
+            Clock(),
+            lambda size: next(self.ids).to_bytes(size, "big"),
+            DriveSettings(**({"grace": 0.01} | settings)),
+        )
+        for role, count in (("prefill", prefills), ("decode", decodes), ("both", both)):
+            for number in range(count):
+                self.register(f"{role[0]}{number}", role)
+
+    def register(self, engine_id: str, role: Any) -> None:
+        """A routable engine."""
+        beat = Beat(
+            type="D",
+            http_address="h",
+            zmq_address="",
+            dp_size=1,
+            tp_size=1,
+            transfer_mode="READ",
+            engine_id=engine_id,
+            grpc_address=engine_id,
+            locator=f"locator of {engine_id}".encode(),
+            model="m",
+            tokenizer="bytes",
+            role=role,
+            identity={},
+            max_model_len=1000,
+            block_size=16,
+            total_kv_tokens=160,
+            free_kv_tokens=160,
+            running=0,
+            waiting=0,
+            steps=0,
+            state="ready",
+            beat=1,
+            sent_at=0.0,
+        )
+        self.registry.beat(beat, time.monotonic())
+        entry = self.registry.get(engine_id)
+        assert entry is not None
+        self.ledger.joined(entry.card)
+        self.registry.channel_ready(engine_id)
+
+    def job(self, mode: Mode = Mode.READ, **changes: Any) -> Job:
+        """A request of 20 prompt tokens."""
+        fields: dict[str, Any] = {
+            "request_id": "r",
+            "trace": TraceContext("1" * 32, "2" * 16, "", True),
+            "model": "m",
+            "prompt": tuple(range(20)),
+            "sampling": Sampling(max_tokens=4, min_tokens=2, stop=("x",), logprobs=1, temperature=0.5, seed=7),
+            "mode": mode,
+            "route": Route.SPLIT,
+            "on_failure": OnFailure.FAIL,
+            "deadline": time.monotonic() + 60,
+            "points": {Point.RECEIVED: 0, Point.TOKENIZED: 0},
+        }
+        return Job(**(fields | changes))
+
+    def start(self, job: Job) -> "Running":
+        """Runs a job in a task of its own."""
+        return Running(self.driver, job)
+
+    def held(self) -> int:
+        """Tokens reserved on all engines."""
+        return sum(self.ledger.reserved(entry.card.engine_id) for entry in self.registry.entries())
+
+    async def nothing_is_held(self) -> None:
+        """Both legs have ended and every credit is back."""
+        await self.owner.idle()
+        await self.driver.idle()
+        assert self.held() == 0
+        assert all(leg.ended.is_set() for leg in self.legs.prefills)
+        assert all(leg.ended.is_set() for leg in self.legs.decodes)
+
+
+class Running:
+    """A job that runs."""
+
+    def __init__(self, driver: Driver, job: Job) -> None:
+        self.events: list[Event] = []
+        self._new = asyncio.Event()
+        self.task = asyncio.create_task(self._run(driver, job))
+
+    async def _run(self, driver: Driver, job: Job) -> None:
+        async with aclosing(driver.run(job)) as events:
+            async for event in events:
+                self.events.append(event)
+                self._new.set()
+
+    async def until(self, kind: type) -> Any:
+        """Waits for an event of this kind."""
+        while True:
+            for event in self.events:
+                if isinstance(event, kind):
+                    return event
+            self._new.clear()
+            await self._new.wait()
+
+    async def cancel(self) -> None:
+        """The client goes away."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def test_read_is_serial() -> None:
+    """Prefill first, then decode with the ticket; the answer does not wait for the release."""
+    rig = Rig()
+    run = rig.start(rig.job())
+    prefill = await rig.legs.nth_prefill(0)
+    order = prefill.order
+    assert (order.mode, order.consumers, order.peer_locator) == (Mode.READ, 1, b"locator of d0")
+    assert len(order.transfer_id) == 16
+    assert rig.legs.decodes == []
+    prefill.say(ready(b"the ticket", cached=16))
+    decode = await rig.legs.nth_decode(0)
+    assert decode.order.source is not None
+    assert decode.order.source.ticket == b"the ticket"
+    assert decode.order.source.transfer_id == order.transfer_id
+    assert decode.order.prompt == order.prompt, "tokenised once"
+    decode.say(Accepted(), tokens("a"), tokens("b", Finish.LENGTH), done(recomputed=1))
+    decode.end()
+    await run.task
+    started, first, last, finished = run.events
+    assert started == Started("r", "1" * 32, "m", Mode.READ)
+    assert isinstance(first, Delta)
+    assert isinstance(last, Delta)
+    assert isinstance(finished, Finished)
+    assert finished.usage.cached_tokens == 16, "prefill's, not decode's"
+    assert finished.transfer == FACTS
+    assert (finished.mode, finished.fallbacks, finished.recomputed_tokens) == (Mode.READ, 0, 1)
+    assert (finished.prefill_engine_id, finished.decode_engine_id) == ("p0", "d0")
+    assert finished.timings.unattributed == 0
+    assert not prefill.ended.is_set()
+    assert rig.held() == 32, "prefill holds its blocks until they are released"
+    prefill.say(Released(FACTS))
+    prefill.end()
+    await rig.nothing_is_held()
+    assert prefill.cancelled is None
+    assert decode.cancelled is None
+
+
+async def test_write_opens_both_and_decode_first() -> None:
+    """Each leg has the other's locator; decode's tokens may come before prefill's report."""
+    rig = Rig()
+    run = rig.start(rig.job(Mode.WRITE))
+    prefill, decode = await rig.legs.nth_prefill(0), await rig.legs.nth_decode(0)
+    assert rig.legs.order == ["decode", "prefill"]
+    assert prefill.order.peer_locator == b"locator of d0"
+    assert decode.order.source is not None
+    assert decode.order.source.peer_locator == b"locator of p0"
+    assert decode.order.source.transfer_id == prefill.order.transfer_id
+    decode.say(tokens("a", Finish.LENGTH), done())
+    decode.end()
+    await run.until(Delta)
+    assert not run.task.done(), "the facts of prefill are still to come"
+    prefill.say(ready(cached=3), Released(FACTS))
+    prefill.end()
+    await run.task
+    finished = await run.until(Finished)
+    assert finished.usage.cached_tokens == 3
+    await rig.nothing_is_held()
+
+
+async def test_the_prefill_leg_ends_by_length() -> None:
+    """One token, no stop, no minimum: the real parameters are decode's alone."""
+    rig = Rig()
+    run = rig.start(rig.job(Mode.WRITE))
+    sampling = (await rig.legs.nth_prefill(0)).order.sampling
+    assert sampling == Sampling(max_tokens=1, ignore_eos=True, temperature=0.5, seed=7)
+    assert (await rig.legs.nth_decode(0)).order.sampling == rig.job().sampling
+    await run.cancel()
+    await rig.nothing_is_held()
+
+
+async def test_colocated_has_one_leg() -> None:
+    """No prefill leg, no transfer, the engine's own cached tokens."""
+    rig = Rig(both=1)
+    run = rig.start(rig.job(route=Route.COLOCATED))
+    decode = await rig.legs.nth_decode(0)
+    assert decode.engine.engine_id == "b0"
+    assert decode.order.source is None
+    decode.say(tokens(), Done(1, 16, 0))
+    decode.end()
+    await run.task
+    finished = await run.until(Finished)
+    assert finished.usage.cached_tokens == 16
+    assert (finished.mode, finished.transfer, finished.prefill_engine_id) == (None, None, "")
+    assert rig.legs.prefills == []
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("moment", ["admission", "prefill", "decode", "streaming"])
+async def test_a_client_that_goes_away_ends_both_legs(mode: Mode, moment: str) -> None:
+    """At whatever moment: both legs are cancelled and every credit is back."""
+    rig = Rig()
+    grants = []
+    if moment == "admission":
+        first = rig.start(rig.job(mode, prompt=tuple(range(150))))
+        await rig.legs.nth_prefill(0)
+        grants.append(first)
+    run = rig.start(rig.job(mode))
+    if moment == "admission":
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(rig.admission) == 1
+        await run.cancel()
+        assert len(rig.legs.prefills) == 1, "nothing was dispatched"
+        await first.cancel()
+    else:
+        prefill = await rig.legs.nth_prefill(0)
+        if moment in ("decode", "streaming"):
+            prefill.say(ready())
+            decode = await rig.legs.nth_decode(0)
+            if moment == "streaming":
+                decode.say(tokens())
+                await run.until(Delta)
+        await run.cancel()
+        assert all(isinstance(leg.cancelled, RequestCancelled) for leg in rig.legs.prefills)
+        assert all(isinstance(leg.cancelled, RequestCancelled) for leg in rig.legs.decodes)
+    await rig.nothing_is_held()
+
+
+async def test_a_dropped_generator_is_ended_by_the_job() -> None:
+    """The call's end is the sure sign: cancelling the job ends both legs though nobody reads."""
+    rig = Rig()
+    job = rig.job(Mode.WRITE)
+    events = rig.driver.run(job)
+    started = asyncio.ensure_future(anext(events))
+    assert isinstance(await started, Started)
+    reading = asyncio.ensure_future(anext(events))
+    prefill = await rig.legs.nth_prefill(0)
+    job.cancel()
+    with pytest.raises(RequestCancelled):
+        await reading
+    assert isinstance(prefill.cancelled, RequestCancelled)
+    await rig.nothing_is_held()
+
+
+async def test_a_job_cancelled_before_its_legs_opens_none() -> None:
+    """Cancelled between its grant and its legs."""
+    rig = Rig()
+    job = rig.job()
+    events = rig.driver.run(job)
+    await anext(events)
+    job.cancel()
+    with pytest.raises(RequestCancelled):
+        await anext(events)
+    assert rig.legs.order == []
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_prefill_that_fails_before_its_offer_ends_decode_at_once(mode: Mode) -> None:
+    """The client gets prefill's own reason, with no deadline to wait for."""
+    rig = Rig()
+    run = rig.start(rig.job(mode))
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.fail(InvalidRequest("the engine refuses this seed"))
+    with pytest.raises(InvalidRequest, match="refuses this seed"):
+        await run.task
+    if mode is Mode.WRITE:
+        assert isinstance(rig.legs.decodes[0].cancelled, InvalidRequest)
+    else:
+        assert rig.legs.decodes == []
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_decode_that_fails_ends_prefill_at_once(mode: Mode) -> None:
+    """No block waits for a lease to run out."""
+    rig = Rig()
+    run = rig.start(rig.job(mode))
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.fail(InvalidRequest("no such stop token"))
+    with pytest.raises(InvalidRequest, match="no such stop token"):
+        await run.task
+    assert isinstance(prefill.cancelled, InvalidRequest)
+    await rig.nothing_is_held()
+
+
+async def test_a_producer_lost_after_its_offer_gets_a_grace() -> None:
+    """Decode may have landed already; where it says nothing, it is cut off with prefill's reason."""
+    rig = Rig()
+    run = rig.start(rig.job())
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    prefill.fail(PeerLost("prefill's daemon is gone"))
+    with pytest.raises(PeerLost):
+        await run.task
+    assert isinstance(decode.cancelled, PeerLost)
+    await rig.nothing_is_held()
+
+
+async def test_a_producer_lost_with_its_offer_never_reaches_decode() -> None:
+    """Offered and lost in the same turn of the loop: decode is not opened for what is not there."""
+    rig = Rig()
+    run = rig.start(rig.job())
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    prefill.fail(EngineDied("gone"))
+    with pytest.raises(EngineDied):
+        await run.task
+    assert rig.legs.decodes == []
+    await rig.nothing_is_held()
+
+
+async def test_a_producer_lost_after_the_landing_changes_nothing() -> None:
+    """Tokens flow: the answer is completed."""
+    rig = Rig(grace=0.0)
+    run = rig.start(rig.job())
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.say(tokens())
+    await run.until(Delta)
+    prefill.fail(EngineDied("gone"))
+    await prefill.ended.wait()
+    await rig.owner.idle()
+    decode.say(tokens("b", Finish.STOP), done())
+    decode.end()
+    await run.task
+    assert decode.cancelled is None
+    await rig.nothing_is_held()
+
+
+async def test_an_overdue_release_is_cut_off() -> None:
+    """The producer's blocks come back though kvd never said so; the answer is not touched."""
+    rig = Rig(release_timeout=0.01)
+    run = rig.start(rig.job())
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.say(tokens("a", Finish.STOP), done())
+    decode.end()
+    await run.task
+    await prefill.ended.wait()
+    assert isinstance(prefill.cancelled, TransferExpired)
+    await rig.nothing_is_held()
+
+
+async def test_legs_that_end_without_their_last_word_are_failures() -> None:
+    """A service that closes its stream early is not taken for success."""
+    rig = Rig()
+    run = rig.start(rig.job())
+    (await rig.legs.nth_prefill(0)).end()
+    with pytest.raises(ProducerFailed, match="without an offer"):
+        await run.task
+    run = rig.start(rig.job())
+    (await rig.legs.nth_prefill(1)).say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.say(tokens())
+    decode.end()
+    with pytest.raises(ConsumerFailed, match="without finishing"):
+        await run.task
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("policy", list(OnFailure))
+@pytest.mark.parametrize("error", [EngineDied("gone"), Draining("drains"), StaleEpoch("restarted")])
+async def test_an_unreachable_prefill_is_replaced(error: PdserveError, policy: OnFailure) -> None:
+    """Another engine, another transfer id, whatever the policy: nothing was handed over yet."""
+    rig = Rig(prefills=2)
+    run = rig.start(rig.job(on_failure=policy))
+    first = await rig.legs.nth_prefill(0)
+    first.fail(error)
+    second = await rig.legs.nth_prefill(1)
+    assert second.engine.engine_id != first.engine.engine_id
+    assert second.order.transfer_id != first.order.transfer_id
+    second.say(ready(), Released(None))
+    second.end()
+    decode = await rig.legs.nth_decode(0)
+    decode.say(tokens("a", Finish.LENGTH), done())
+    decode.end()
+    await run.task
+    finished = await run.until(Finished)
+    assert finished.fallbacks == 1
+    assert "retry" in finished.timings.parts
+    assert sum(isinstance(event, Started) for event in run.events) == 1
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("error", "moves"),
+    [
+        (ProducerFailed("x"), "p"),
+        (PeerLost("x"), "p"),
+        (TransferExpired("x"), "p"),
+        (ConsumerFailed("x"), "d"),
+        (KvdUnavailable("x"), "d"),
+    ],
+)
+async def test_the_engine_at_fault_is_avoided(error: PdserveError, moves: str) -> None:
+    """What decode reports is laid on the side that it names."""
+    rig = Rig(prefills=2, decodes=2)
+    run = rig.start(rig.job(on_failure=OnFailure.RECOMPUTE))
+    first = await rig.legs.nth_prefill(0)
+    first.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.fail(error)
+    second = await rig.legs.nth_prefill(1)
+    second.say(ready())
+    again = await rig.legs.nth_decode(1)
+    if moves == "p":
+        assert second.engine.engine_id != first.engine.engine_id
+    else:
+        assert again.engine.engine_id != decode.engine.engine_id
+    await run.cancel()
+    await rig.nothing_is_held()
+
+
+async def test_a_broken_tie_is_tried_again_on_the_same_pair() -> None:
+    """Nobody is at fault."""
+    rig = Rig()
+    run = rig.start(rig.job(Mode.WRITE, on_failure=OnFailure.RECOMPUTE))
+    (await rig.legs.nth_decode(0)).fail(TieBroken("the youngest"))
+    decode = await rig.legs.nth_decode(1)
+    assert decode.order.source is not None
+    await run.cancel()
+    await rig.nothing_is_held()
+
+
+async def test_with_no_other_prefill_the_prompt_is_computed_at_decode() -> None:
+    """Policy recompute: a decode leg without a source, and the answer says how many tokens that cost."""
+    rig = Rig()
+    run = rig.start(rig.job(Mode.WRITE, on_failure=OnFailure.RECOMPUTE))
+    (await rig.legs.nth_prefill(0)).fail(EngineDied("gone"))
+    again = await rig.legs.nth_decode(1)
+    assert again.order.source is None
+    assert isinstance(rig.legs.decodes[0].cancelled, EngineDied)
+    again.say(tokens("a", Finish.LENGTH), Done(1, 16, 0))
+    again.end()
+    await run.task
+    finished = await run.until(Finished)
+    assert (finished.recomputed_tokens, finished.fallbacks, finished.mode) == (4, 1, None)
+    assert len(rig.legs.prefills) == 1
+    await rig.nothing_is_held()
+
+
+async def test_recomputing_is_capped() -> None:
+    """With one permit the second prompt waits for the first one's token, not for its whole answer."""
+    rig = Rig(recomputes=1)
+    runs = [rig.start(rig.job(on_failure=OnFailure.RECOMPUTE)) for _ in range(2)]
+    for number in range(2):
+        (await rig.legs.nth_prefill(number)).fail(EngineDied("gone"))
+    first = await rig.legs.nth_decode(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(rig.legs.decodes) == 1
+    first.say(tokens())
+    await rig.legs.nth_decode(1)
+    for run in runs:
+        await run.cancel()
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("error", [ProducerFailed("x"), TieBroken("x"), TransferExpired("x")])
+async def test_policy_fail_ends_at_the_first_failed_hand_over(error: PdserveError) -> None:
+    """Though others could take it: the client asked to be told."""
+    rig = Rig(prefills=2, decodes=2)
+    run = rig.start(rig.job())
+    (await rig.legs.nth_prefill(0)).say(ready())
+    (await rig.legs.nth_decode(0)).fail(error)
+    with pytest.raises(type(error)):
+        await run.task
+    assert len(rig.legs.prefills) == 1
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("x"), IncompatibleEngines("x"), DeadlinePassed("x")])
+async def test_what_fails_everywhere_is_not_retried(error: PdserveError) -> None:
+    """A request's own fault, and a deadline that is over."""
+    rig = Rig(prefills=2, decodes=2)
+    run = rig.start(rig.job(on_failure=OnFailure.RECOMPUTE))
+    (await rig.legs.nth_prefill(0)).fail(error)
+    with pytest.raises(type(error)):
+        await run.task
+    await rig.nothing_is_held()
+
+
+async def test_nothing_is_retried_after_the_first_token() -> None:
+    """The client has text: a second answer could not be joined to it."""
+    rig = Rig(prefills=2, decodes=2)
+    run = rig.start(rig.job(on_failure=OnFailure.RECOMPUTE))
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.say(tokens())
+    await run.until(Delta)
+    decode.fail(EngineDied("gone"))
+    with pytest.raises(EngineDied):
+        await run.task
+    assert len(rig.legs.prefills) == 1
+    await rig.nothing_is_held()
+
+
+async def test_retries_are_counted() -> None:
+    """The configured number and no more; the last failure is the answer."""
+    rig = Rig(prefills=4, retries=2)
+    run = rig.start(rig.job())
+    for number in range(3):
+        (await rig.legs.nth_prefill(number)).fail(EngineDied(f"gone {number}"))
+    with pytest.raises(EngineDied, match="gone 2"):
+        await run.task
+    assert len({leg.engine.engine_id for leg in rig.legs.prefills}) == 3
+    await rig.nothing_is_held()
+
+
+async def test_where_nobody_is_left_the_failure_itself_is_said() -> None:
+    """Not NO_ENGINES: that would hide what happened."""
+    rig = Rig()
+    run = rig.start(rig.job())
+    (await rig.legs.nth_prefill(0)).fail(EngineDied("out of memory"))
+    with pytest.raises(EngineDied, match="out of memory"):
+        await run.task
+    with pytest.raises(NoEngines):
+        await rig.start(rig.job(route=Route.COLOCATED)).task
+    await rig.nothing_is_held()
+
+
+async def test_the_deadline_goes_with_the_legs() -> None:
+    """Each leg gets what is left of the request's time."""
+    rig = Rig()
+    run = rig.start(rig.job(deadline=time.monotonic() + 30))
+    prefill = await rig.legs.nth_prefill(0)
+    assert 29 < prefill.timeout <= 30
+    assert prefill.traceparent == f"00-{'1' * 32}-{'2' * 16}-01"
+    await run.cancel()
+    await rig.nothing_is_held()

@@ -1,0 +1,92 @@
+"""TTFT's parts: disjoint, complete, and silent about what no stamp explains."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.proxy.parts import Point, align, chain, split
+from pdserve.proxy.types import Stamps
+
+MS = 1_000_000
+
+
+def read_points() -> dict[int, int]:
+    """A READ in which every part takes as many milliseconds as its place in the chain."""
+    points: dict[int, int] = {Point.RECEIVED: 0}
+    at = 0
+    for place, (point, _) in enumerate(chain(handed_over=True, retried=False), 1):
+        at += place * MS
+        points[point] = at
+    return points
+
+
+def test_a_read_splits_into_its_parts() -> None:
+    """Each part is the way from one cut point to the next; together they are TTFT."""
+    points = read_points()
+    timings = split(points, chain(handed_over=True, retried=False), points[Point.FIRST_BYTE_WRITTEN] + 5 * MS)
+    assert list(timings.parts) == [
+        *("tokenize", "admit", "route", "prefill.hop", "prefill.queue", "prefill.forward", "proxy.serialization"),
+        *("decode.admit", "kv.wait", "decode.queue", "decode.first_step", "detokenize", "encode", "egress"),
+    ]
+    assert timings.parts["kv.wait"] == pytest.approx(0.009)
+    assert timings.unattributed == 0
+    assert sum(timings.parts.values()) == pytest.approx(timings.ttft)
+    assert timings.e2e == pytest.approx(timings.ttft + 0.005)
+
+
+def test_what_write_hides_counts_nothing() -> None:
+    """Decode was received and has reserved while prefill computed: no serialization, no wait for blocks."""
+    points = read_points()
+    points[Point.DECODE_RECEIVED] = points[Point.PREFILL_RECEIVED]
+    points[Point.DECODE_BLOCKS_RESERVED] = points[Point.PREFILL_RECEIVED] + MS
+    timings = split(points, chain(handed_over=True, retried=False), points[Point.FIRST_BYTE_WRITTEN])
+    assert timings.parts["proxy.serialization"] == 0
+    assert timings.parts["decode.admit"] == 0
+    assert timings.unattributed == 0
+
+
+def test_a_missing_stamp_is_nobodys_part() -> None:
+    """Where kvd's landing was not stamped, neither the wait nor decode's queue can be told."""
+    points = read_points()
+    del points[Point.KV_LANDED]
+    timings = split(points, chain(handed_over=True, retried=False), points[Point.FIRST_BYTE_WRITTEN])
+    assert "kv.wait" not in timings.parts
+    assert "decode.queue" not in timings.parts
+    assert timings.unattributed == pytest.approx(0.009 + 0.010)
+
+
+def test_a_retry_is_a_part_of_its_own() -> None:
+    """The time that failed attempts took is not laid on the attempt that succeeded."""
+    points = read_points()
+    points[Point.REDISPATCHED] = points[Point.ROUTED] + 2 * MS
+    timings = split(points, chain(handed_over=True, retried=True), points[Point.FIRST_BYTE_WRITTEN])
+    assert timings.parts["retry"] == pytest.approx(0.002)
+    assert timings.parts["prefill.hop"] == pytest.approx(0.002)
+
+
+@given(
+    stamps=st.dictionaries(
+        st.sampled_from([p for p, _ in chain(handed_over=True, retried=True)]), st.integers(-50, 200)
+    ),
+    written=st.integers(0, 100),
+    handed_over=st.booleans(),
+)
+def test_parts_always_sum_to_ttft(stamps: dict[int, int], written: int, handed_over: bool) -> None:
+    """Whatever was stamped, in whatever order, no part is negative and nothing is counted twice."""
+    points = {**stamps, int(Point.RECEIVED): 0, int(Point.FIRST_BYTE_WRITTEN): written}
+    timings = split(points, chain(handed_over=handed_over, retried=True), 0)
+    assert all(part >= 0 for part in timings.parts.values())
+    assert timings.unattributed >= 0
+    assert sum(timings.parts.values()) + timings.unattributed == pytest.approx(timings.ttft, abs=1e-12)
+
+
+def test_one_boot_shares_the_clock() -> None:
+    """Equal boot ids compare directly."""
+    assert align(Stamps("b", {5: 100, 6: 200}), "b", 0, 1000) == {5: 100, 6: 200}
+
+
+def test_another_hosts_clock_is_set_by_the_round_trip() -> None:
+    """The way there and the way back take equally long; what lies between keeps its length."""
+    aligned = align(Stamps("other", {5: 10_100, 7: 10_500}), "b", 0, 600)
+    assert aligned == {5: 100, 7: 500}
+    assert align(Stamps("other", {}), "b", 0, 600) == {}
