@@ -36,8 +36,9 @@ class ProxyConfig:
     """Seconds between the beats of an engine."""
     beats_missed: int = 3
     """Missed beats until an engine is evicted."""
-    beats_stalled: int = 3
-    """Beats with a standing step counter, while work waits, until an engine is evicted."""
+    beats_stalled: int = 30
+    """Beats with a standing step counter, while work waits, until an engine is evicted; one step of a
+    long prompt may take many seconds on a CPU."""
     retries: int = 2
     """Attempts on other engines after the first, before the first token."""
     recomputes: int = 4

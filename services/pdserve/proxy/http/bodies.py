@@ -73,6 +73,9 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Who asks, and hints: they never shape an answer."""
 
+COMPLETION_TOKENS = 16
+"""OpenAI's default of max_tokens for completions; chat runs to the context's end."""
+
 _UNSUPPORTED_IN_MESSAGE = ("name", "tool_calls", "tool_call_id", "function_call", "audio", "refusal")
 
 
@@ -164,7 +167,8 @@ def completion(body: bytes, request_id: str = "", traceparent: str = "") -> Aske
         InvalidRequest and its kinds: not JSON, a wrong type, an unknown or unsupported parameter.
     """
     found = _decode(_completion, CompletionBody, body)
-    return _asked(found, _text_prompt(found.prompt), found.max_tokens, found.logprobs, request_id, traceparent)
+    most = COMPLETION_TOKENS if found.max_tokens is None else found.max_tokens
+    return _asked(found, _text_prompt(found.prompt), most, found.logprobs, request_id, traceparent)
 
 
 def chat(body: bytes, request_id: str = "", traceparent: str = "") -> Asked:
