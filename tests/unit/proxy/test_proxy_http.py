@@ -60,13 +60,14 @@ async def test_a_chat(client: openai.AsyncOpenAI, pair: Any) -> None:
     assert list(decode.decodes[0].prompt_token_ids) == list(prefill.prefills[0].prompt_token_ids)
 
 
-async def test_max_tokens_absent_means_up_to_the_contexts_end(client: openai.AsyncOpenAI, pair: Any) -> None:
-    """Not 16, not zero."""
+async def test_max_tokens_absent_is_openais_default(client: openai.AsyncOpenAI, pair: Any) -> None:
+    """16 for completions, up to the context's end for chat; never zero."""
     _, _, decode = pair
-    answer = await client.completions.create(model="fake", prompt="x" * 500)
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 12
-    assert decode.decodes[0].sampling.max_tokens == 12
+    await client.completions.create(model="fake", prompt="x" * 100)
+    assert decode.decodes[0].sampling.max_tokens == 16
+    rendered = len("user: " + "x" * 485 + "\nassistant: ")
+    await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x" * 485}])
+    assert decode.decodes[1].sampling.max_tokens == 512 - rendered
 
 
 async def test_a_streamed_completion(client: openai.AsyncOpenAI) -> None:
