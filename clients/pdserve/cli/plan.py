@@ -138,7 +138,9 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         role = name.rpartition("-")[0]
         module = "pdserve.prefill" if role == "prefill" else "pdserve.decode"
         flags = ["--engine", spec.engine, "--role", role, "--host", _HOST, "--port", str(port)]
-        flags += ["--kvd-socket", str(socket), "--proxy", f"{_HOST}:{ports.ping}"]
+        flags += ["--proxy", f"{_HOST}:{ports.ping}"]
+        if role != "both":  # an engine that serves alone is plain: nothing of it is kvd's
+            flags += ["--kvd-socket", str(socket)]
         if spec.engine == "vllm":
             flags += ["--model", spec.model]
         if spec.served_name:

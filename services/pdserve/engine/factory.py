@@ -30,7 +30,7 @@ class EngineConfig:
     served_model_name: str = ""
     """Name that clients ask for, where it is not the model's own."""
     kvd_socket: Path | None = None
-    """gRPC socket of this node's kvd; without it nothing is handed over (sim, role both)."""
+    """gRPC socket of this node's kvd; without it nothing is handed over (role both)."""
     kvd_seconds: float = 10.0
     """Longest wait for kvd at the start, seconds."""
     cpus: str = ""

@@ -24,6 +24,7 @@ from pdserve.proxy.types import Event, Finished, Mode, OnFailure, Route, Samplin
 from pdserve.rpc.errors import (
     DeadlinePassed,
     IncompatibleEngines,
+    KvdUnavailable,
     NoEngines,
     PdserveError,
     RequestCancelled,
@@ -68,6 +69,9 @@ class _History:
 
     fallbacks: int = 0
     exclude: frozenset[str] = frozenset()
+    """Engines that failed it: no hand-over with them again."""
+    unable: frozenset[str] = frozenset()
+    """Those of them that cannot compute it alone either."""
     recomputing: bool = False
     error: PdserveError | None = None
     permit: asyncio.Semaphore | None = field(default=None)
@@ -194,7 +198,9 @@ class Driver:
         history.recomputing = True
         await self._permit(job, history)
         try:
-            grant = await self._admission.admit(replace(claim, decode_only=True), job.deadline, again=True)
+            grant = await self._admission.admit(
+                replace(claim, decode_only=True, exclude=history.unable), job.deadline, again=True
+            )
         except NoEngines:
             raise failure from None
         history.fallbacks += 1
@@ -250,6 +256,8 @@ class Driver:
         history.error = error
         if blamed:
             history.exclude |= {blamed}
+            if not isinstance(error, KvdUnavailable):  # without its kvd an engine still computes
+                history.unable |= {blamed}
 
     def _first_token(self, job: Job, attempt: Attempt, stamps: Stamps) -> None:
         points = job.points

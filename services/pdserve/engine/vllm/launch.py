@@ -69,13 +69,15 @@ def launch(settings: VllmSettings, stat_logger: Callable[[Any, int], Any]) -> La
         ranks=info.ranks,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
-        attention=info.identity["attention_layout"],
+        attention=info.identity.get("attention_layout", ""),
     )
     return Launched(llm, config, info)
 
 
 def _wait_for_kvd(settings: VllmSettings) -> None:
     """An engine takes long to start: a wrong path should not, and a kvd that starts beside us may."""
+    if not settings.kvd_socket:
+        return
     deadline = time.monotonic() + settings.kvd_seconds
     while not Path(settings.kvd_socket).is_socket():
         if time.monotonic() > deadline:
@@ -101,15 +103,16 @@ def _configure(settings: VllmSettings, engine_id: str, report: str) -> Any:
         "model": settings.model,
         "async_scheduling": False,
         "disable_hybrid_kv_cache_manager": True,
-        "kv_transfer_config": KVTransferConfig(
+    }
+    if settings.kvd_socket:
+        arguments["kv_transfer_config"] = KVTransferConfig(
             kv_connector=_CONNECTOR[0],
             kv_connector_module_path=_CONNECTOR[1],
             kv_role="kv_both",
             engine_id=engine_id,
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={},
-        ),
-    }
+        )
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except (ValueError, OSError, ImportError) as error:
@@ -123,6 +126,8 @@ def _configure(settings: VllmSettings, engine_id: str, report: str) -> Any:
         config.compilation_config.custom_ops.append("-rotary_embedding")
     if on_cpu:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM has just set spawn: 15 s more
+    if not settings.kvd_socket:
+        return config
     from pdserve.engine.vllm.identity import model_identity
 
     options = ConnectorOptions(
@@ -176,6 +181,8 @@ def _to_be_inherited(cpus: Sequence[int], config: Any) -> Iterator[None]:
 
 def _info(settings: VllmSettings, engine_id: str, config: Any, ranks: Sequence[RankFacts]) -> EngineInfo:
     expected = config.parallel_config.tensor_parallel_size
+    if not settings.kvd_socket:
+        ranks = [_alone(config)] * expected
     if len(ranks) != expected:
         raise EngineDied(f"{len(ranks)} of {expected} ranks gave their memory to kvd")
     model, first = config.model_config, ranks[0]
@@ -191,6 +198,14 @@ def _info(settings: VllmSettings, engine_id: str, config: Any, ranks: Sequence[R
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos(model),
     )
+
+
+def _alone(config: Any) -> RankFacts:
+    """The facts of a rank that has no connector to tell them."""
+    from pdserve.engine.vllm.identity import model_identity
+
+    cache = config.cache_config
+    return RankFacts(0, cache.num_gpu_blocks, cache.block_size, model_identity(config))
 
 
 def _eos(model: Any) -> tuple[int, ...]:

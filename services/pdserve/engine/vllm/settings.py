@@ -47,8 +47,8 @@ class VllmSettings:
 
     model: str
     """A model folder, or a name that vLLM resolves."""
-    kvd_socket: str
-    """Path of the gRPC socket of this node's kvd."""
+    kvd_socket: str = ""
+    """Path of the gRPC socket of this node's kvd; empty: plain vLLM, which hands nothing over."""
     kvd_seconds: float = 10.0
     """Longest wait for that socket to appear."""
     served_model_name: str = ""
@@ -62,8 +62,6 @@ class VllmSettings:
         """Raises ConfigError for values that cannot work."""
         if not self.model:
             raise ConfigError("model must name a folder or a model")
-        if not self.kvd_socket:
-            raise ConfigError("kvd_socket must be the path of kvd's socket")
         if missing := sorted(set(self.cpus) - os.sched_getaffinity(0)):
             raise ConfigError(f"cpus {missing} are not available to this process")
 
