@@ -523,6 +523,22 @@ async def test_with_no_other_prefill_the_prompt_is_computed_at_decode() -> None:
     await rig.nothing_is_held()
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_an_engine_without_its_kvd_still_computes(mode: Mode) -> None:
+    """The only pair's daemon is away: no hand-over, but policy recompute still has its decode engine."""
+    rig = Rig()
+    run = rig.start(rig.job(mode, on_failure=OnFailure.RECOMPUTE))
+    (await rig.legs.nth_prefill(0)).say(ready())
+    (await rig.legs.nth_decode(0)).fail(KvdUnavailable("restarted"))
+    alone = await rig.legs.nth_decode(1)
+    assert (alone.engine.engine_id, alone.order.source) == ("d0", None)
+    alone.say(tokens("a", Finish.LENGTH), Done(1, 0, 0))
+    alone.end()
+    await run.task
+    assert (await run.until(Finished)).fallbacks == 1
+    await rig.nothing_is_held()
+
+
 async def test_recomputing_is_capped() -> None:
     """With one permit the second prompt waits for the first one's token, not for its whole answer."""
     rig = Rig(recomputes=1)

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.api.serving.v1 import serving_pb2, serving_pb2_grpc
 from pdserve.rpc import errors, status
 from pdserve.rpc.channel import SERVER_OPTIONS, aio_channel, sync_channel
@@ -61,6 +62,17 @@ class Refuser(serving_pb2_grpc.InferenceServicer):
         raise AssertionError
 
 
+class Listener(kvd_pb2_grpc.KvdServicer):
+    """Reads a stream of requests to its end."""
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[kvd_pb2.AttachRequest], context: Any
+    ) -> AsyncIterator[kvd_pb2.AttachResponse]:
+        """One answer for each request."""
+        async for _ in request_iterator:
+            yield kvd_pb2.AttachResponse()
+
+
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[tuple[str, list[str]]]:
     """A loopback server with the interceptor; yields its target and what it was told of."""
@@ -70,6 +82,7 @@ async def server(tmp_path: Path) -> AsyncIterator[tuple[str, list[str]]]:
         options=list(SERVER_OPTIONS),
     )
     serving_pb2_grpc.add_InferenceServicer_to_server(Refuser(), server)
+    kvd_pb2_grpc.add_KvdServicer_to_server(Listener(), server)
     target = f"unix:{tmp_path}/s"
     server.add_insecure_port(target)
     await server.start()
@@ -117,6 +130,28 @@ async def test_unary_and_unknown(server: tuple[str, list[str]]) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/nobody/Home", bytes, bytes)(b"", timeout=5)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_what_is_no_message_is_an_invalid_request(server: tuple[str, list[str]]) -> None:
+    """Bytes that do not parse are the caller's mistake, in every kind of call, and no defect of ours."""
+    garbage, service = b"\xff\xff\xff", "/pdserve.api.serving.v1.Inference"
+    async with aio_channel(server[0]) as channel:
+        calls = [
+            channel.unary_unary(f"{service}/ListModels", bytes, bytes)(garbage, timeout=5),
+            anext(aiter(channel.unary_stream(f"{service}/Generate", bytes, bytes)(garbage, timeout=5))),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert type(status.to_error(caught.value)) is errors.InvalidRequest
+        stream = channel.stream_stream("/pdserve.api.kvd.v1.Kvd/Attach", bytes, bytes)(timeout=5)
+        await stream.write(b"")
+        assert await stream.read() == b""
+        await stream.write(garbage)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        assert type(status.to_error(caught.value)) is errors.InvalidRequest
+    assert server[1] == []
 
 
 def test_a_status_of_nobody_maps_by_code(tmp_path: Path) -> None:
