@@ -92,6 +92,10 @@ class RegionKey:
     engine_id: str
     rank: int
 
+    def __str__(self) -> str:
+        """For logs."""
+        return f"{self.engine_id}/{self.rank}"
+
 
 class Locator(msgspec.Struct, frozen=True):
     """How to reach an engine's KV. Travels signed and unread through the proxy."""

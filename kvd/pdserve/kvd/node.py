@@ -1,0 +1,360 @@
+"""The daemon's heart: feeds the core with what comes in, and turns its effects into I/O.
+
+Everything runs on one event loop. An input (message, notice, region, loss, timer, finished copy)
+calls the core and then `_settle`, which carries out the effects and sets the timer again.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+
+import structlog
+
+from pdserve.kvd.attachments import Attachments, Member
+from pdserve.kvd.client.messages import Accept, Begin, Cancel, End, Hello, Offer, Renew, Request, Retract, Welcome
+from pdserve.kvd.config import KvdConfig
+from pdserve.kvd.copier import Copier
+from pdserve.kvd.credentials import source_of
+from pdserve.kvd.effects import CancelOp, Effect, Note, Post, TearDown, Tell, Unmap
+from pdserve.kvd.leases import Leases
+from pdserve.kvd.memory import MemorySocket
+from pdserve.kvd.memory_wire import RegisterRegion
+from pdserve.kvd.notice_socket import NoticeSocket
+from pdserve.kvd.notices import Notice
+from pdserve.kvd.registry import Region, Registry
+from pdserve.kvd.sessions import Sessions
+from pdserve.kvd.transfers import Transfers
+from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.make import MakeTransports, make_transports
+from pdserve.kvd.transport.port import MappedRegion, Moved
+from pdserve.kvd.types import MemoryKind, RegionKey
+from pdserve.rpc.errors import ConfigError, InvalidRequest, PdserveError
+from pdserve.runtime.clock import Clock
+from pdserve.runtime.signing import Signer
+
+log = structlog.get_logger(__name__)
+
+
+class Node:
+    """One daemon without its gRPC face. Not safe to share between loops."""
+
+    def __init__(
+        self, config: KvdConfig, *, clock: Clock | None = None, transports: MakeTransports = make_transports
+    ) -> None:
+        """Raises ConfigError where no address range can be reserved."""
+        self.config = config
+        self.epoch = str(uuid.uuid4())
+        self.registry = Registry()
+        self.leases = Leases()
+        self.transfers = Transfers(self.registry, self.leases, config.limits)
+        self.attachments = Attachments(config.grace, config.max_backlog)
+        self.defects = 0
+        """Errors that only a defect of kvd explains, such as books that do not add up; 0 in a good one."""
+        self._clock = clock or Clock()
+        self._signer = Signer(config.cluster_key.secret)
+        try:
+            self._arena = Arena()
+        except OSError as error:
+            raise ConfigError(f"no address range for the regions: {error}") from error
+        self.transports = tuple(transports(config, self._arena))
+        self.mapped: dict[RegionKey, MappedRegion] = {}
+        """The memory that is here."""
+        self._sessions = Sessions(self.transports, self.mapped.get)
+        self._copier = Copier(self.registry, self._sessions, self._op_ended, self.defect)
+        self._memory = MemorySocket(config.memory_socket, self._register, self._rank_gone, config.hello_timeout)
+        self.notices = NoticeSocket(config.notice_socket, self._notice)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._changed = asyncio.Event()
+        self._idle = True
+        self._closing = False
+
+    async def start(self) -> None:
+        """Opens the memory and notice sockets.
+
+        Raises:
+            ConfigError: a socket cannot be bound.
+        """
+        try:
+            self._memory.start()
+            self.notices.start()
+        except OSError as error:
+            await self.aclose()
+            raise ConfigError(f"a socket in {self.config.state_dir} cannot be bound: {error}") from error
+
+    async def aclose(self) -> None:
+        """Ends every copy, unmaps, and closes the sockets last: whoever sees their end knows that
+        nothing of this daemon writes any more. Safe twice."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.notices.close()
+        await self._sessions.aclose()
+        await self._copier.aclose()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for transport in self.transports:
+            await transport.aclose()
+        self._arena.close()
+        self._memory.close()
+
+    # -- participants -----------------------------------------------------------------------
+
+    def attach(self, hello: Hello, pid: int) -> tuple[Member, int, Welcome]:
+        """A participant's new stream.
+
+        Raises:
+            StaleEpoch: its engine has ended.
+            IncompatibleEngines: another protocol.
+            InvalidRequest: it contradicts another participant, or is one that lives.
+        """
+        if hello.rank and hello.rank >= hello.ranks:
+            raise InvalidRequest(f"rank {hello.rank} of {hello.ranks}")
+        self.registry.hello(hello.engine_id, hello.ranks, hello.protocol, hello.identity)
+        member, stream = self.attachments.attach(hello, pid)
+        log.info("attached", engine_id=hello.engine_id, participant=hello.participant.value, rank=hello.rank)
+        self.transfers.regions_changed(hello.engine_id, self.now())
+        self._settle()
+        limits = self.config.limits
+        welcome = Welcome(
+            kvd_epoch=self.epoch,
+            notice_endpoint=f"ipc://{self.config.notice_socket}",
+            memory_socket=str(self.config.memory_socket),
+            lease_s=limits.lease,
+            fence_s=limits.fence,
+        )
+        return member, stream, welcome
+
+    def detach(self, member: Member, stream: int) -> None:
+        """A stream is gone; its participant may come back within the grace."""
+        if self.attachments.detach(member, stream, self.now()) and not self._closing:
+            log.info("detached", engine_id=member.engine_id, participant=member.kind.value, rank=member.rank)
+            entry = self.registry.get(member.engine_id)
+            if entry is None or entry.ended:
+                self.attachments.forget(member.engine_id)
+            self._settle()
+
+    def handle(self, engine_id: str, message: Request) -> None:
+        """One message of a participant.
+
+        Raises:
+            StaleEpoch: its engine has ended.
+            InvalidRequest: it cannot be carried out and belongs to no handle that could be told.
+        """
+        now = self.now()
+        if isinstance(message, Begin | Offer | Accept):
+            self.registry.live(engine_id)
+        try:
+            match message:
+                case Begin():
+                    self.transfers.begin(engine_id, message, now)
+                case Offer():
+                    self.transfers.offer(engine_id, message, now)
+                case Accept():
+                    self._accept(engine_id, message, now)
+                case Retract():
+                    self.transfers.retract(engine_id, message, now)
+                case Cancel():
+                    self.transfers.cancel(message.transfer_id, message.reason, now)
+                case Renew():
+                    self.transfers.renew(message.transfer_ids, now)
+        finally:
+            self._settle()
+
+    def _accept(self, engine_id: str, message: Accept, now: float) -> None:
+        try:
+            source = source_of(self._signer, message, self._clock.unix())
+        except PdserveError as error:
+            self.transfers.refuse(engine_id, message, error)
+        else:
+            self.transfers.accept(engine_id, message, source, now)
+
+    async def drained(self, deadline: float) -> int:
+        """Takes no new transfers from now on; how many are still open after at most `deadline` seconds."""
+        self.transfers.draining = True
+        with contextlib.suppress(TimeoutError):  # the number says it
+            await self.until(lambda: not self.transfers.book.transfers, deadline)
+        return len(self.transfers.book.transfers)
+
+    async def until(self, true: Callable[[], bool], timeout: float) -> None:
+        """Waits for something about this node to become true.
+
+        Raises:
+            TimeoutError: not within `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            while not true():
+                self._changed.clear()
+                await self._changed.wait()
+
+    # -- memory and notices -----------------------------------------------------------------
+
+    def _register(self, message: RegisterRegion, fd: int) -> None:
+        kind = MemoryKind(message.kind)
+        if kind is not MemoryKind.HOST:
+            raise InvalidRequest(f"this kvd maps host memory, not {kind.value}")
+        region = Region(message.size, kind, message.layout)
+        self.registry.add_region(message.engine_id, message.rank, region)
+        key = RegionKey(message.engine_id, message.rank)
+        try:
+            offset = self._arena.map(fd, message.size)
+        except OSError as error:
+            self._rank_gone(message.engine_id, message.rank)
+            raise InvalidRequest(f"the memory cannot be mapped: {error}") from error
+        self.mapped[key] = MappedRegion(key, kind, message.size, offset)
+        log.info("region_mapped", engine_id=key.engine_id, rank=key.rank, bytes=message.size)
+        self.transfers.regions_changed(message.engine_id, self.now())
+        self._settle()
+
+    def _rank_gone(self, engine_id: str, rank: int) -> None:
+        if not self._closing:
+            with self.watched():
+                self._end_engine(engine_id, f"rank {rank} is gone")
+
+    def _end_engine(self, engine_id: str, detail: str) -> None:
+        log.warning("engine_ended", engine_id=engine_id, detail=detail)
+        self.transfers.engine_ended(engine_id, detail, self.now())
+        self._settle()
+        self.attachments.forget(engine_id)
+
+    def _notice(self, notice: Notice) -> None:
+        with self.watched():
+            if not self.transfers.notice(notice, self.now()):
+                log.debug("notice_ignored", engine_id=notice.engine_id, rank=notice.rank)
+            self._settle()
+
+    # -- effects ----------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
+    def _settle(self) -> None:
+        deaf: list[Member] = []
+        while effects := self.transfers.take():
+            for effect in effects:
+                self._carry_out(effect, deaf)
+            while deaf:
+                member = deaf.pop()
+                self.transfers.engine_ended(member.engine_id, f"its {member.kind.value} does not read", self.now())
+        idle = not self.transfers.book.transfers
+        if idle and not self._idle:
+            with self.watched():
+                self.transfers.check()
+        self._idle = idle
+        self._changed.set()
+        self._arm()
+
+    def _carry_out(self, effect: Effect, deaf: list[Member]) -> None:
+        match effect:
+            case Tell():
+                deaf.extend(self.attachments.tell(effect.engine_id, effect.message, self.now()))
+                if isinstance(effect.message, End):
+                    self._log_end(effect.engine_id, effect.message)
+            case Post():
+                self._copier.post(effect)
+            case CancelOp():
+                self._copier.cancel(effect.op_id)
+            case TearDown():
+                for pair in self._copier.pairs(effect.op_ids):
+                    log.error("session_torn_down", src=str(pair[0]), dst=str(pair[1]))
+                    self._spawn(self._sessions.close(pair))
+            case Unmap():
+                regions = [key for key in self.mapped if key.engine_id == effect.engine_id]
+                self._spawn(self._unmap(effect.engine_id, [self.mapped.pop(key) for key in regions]))
+            case Note():
+                level = log.debug if effect.event.endswith("_moved") else log.warning
+                level(effect.event, transfer_id=effect.transfer_id.hex(), **dict(effect.facts))
+
+    def _log_end(self, engine_id: str, end: End) -> None:
+        log.info(
+            "transfer_end",
+            engine_id=engine_id,
+            request_id=end.handle,
+            transfer_id=end.transfer_id.hex(),
+            end="producer" if end.producer else f"consumer {end.consumer}",
+            outcome=end.outcome.value,
+            reason=end.reason,
+            bytes=end.facts.kv_bytes,
+            transport=end.facts.transport,
+        )
+
+    def _op_ended(self, op_id: int, moved: Moved, transport: str, error: str) -> None:
+        with self.watched():
+            self.transfers.op_ended(
+                op_id, self.now(), moved=moved.nbytes, ns=moved.ns, transport=transport, error=error
+            )
+            if not self._closing:
+                self._settle()
+
+    async def _unmap(self, engine_id: str, regions: list[MappedRegion]) -> None:
+        await self._sessions.close_engine(engine_id)
+        for region in regions:
+            self._arena.unmap(region.offset)
+        self._memory.drop(engine_id)
+        self._changed.set()
+        log.info("engine_unmapped", engine_id=engine_id, regions=len(regions))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        with self.watched():
+            task.result()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around what nobody waits for: a defect of kvd is logged and counted, and the daemon goes on.
+        What a caller can be told (PdserveError) passes through."""
+        try:
+            yield
+        except PdserveError:
+            raise
+        except Exception as error:  # noqa: BLE001  # counted and logged, and the loop goes on
+            self.defect(error)
+
+    def defect(self, error: BaseException) -> None:
+        """Logs and counts an error that only a defect of kvd explains."""
+        self.defects += 1
+        log.error("kvd_defect", exc_info=error)
+
+    # -- time -------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._closing:
+            return
+        times = [t for t in (self.transfers.next_deadline(), self.attachments.next_deadline()) if t is not None]
+        if not times:
+            return
+        due = min(times)
+        if self._timer is not None and self._timer_at <= due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self.now()
+        with self.watched():
+            self.transfers.expire(now)
+            for member in self.attachments.overdue(now):
+                self._grace_over(member, now)
+        with self.watched():
+            self._settle()
+
+    def _grace_over(self, member: Member, now: float) -> None:
+        entry = self.registry.get(member.engine_id)
+        detail = f"its {member.kind.value} {member.rank} has had no stream for {self.config.grace} s"
+        log.warning("grace_over", engine_id=member.engine_id, detail=detail)
+        alone = not any(m.connected for m in self.attachments.of(member.engine_id))
+        if entry is not None and not entry.regions and alone:
+            self._end_engine(member.engine_id, detail)
+        else:
+            self.transfers.engine_lost(member.engine_id, detail, now)

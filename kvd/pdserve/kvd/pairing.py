@@ -1,0 +1,162 @@
+"""Which copies can begin now: whatever is ready at a producer, wanted by a consumer and not posted
+yet. Pure.
+
+READ waits for the offer; WRITE follows the layers. Both come through here, so that an offer, an
+accept, a layer and a late region are the same event: something became possible.
+"""
+
+from collections.abc import Iterable
+
+from pdserve.kvd.book import Book
+from pdserve.kvd.client.messages import Outcome
+from pdserve.kvd.effects import Post, Stop
+from pdserve.kvd.endings import Endings
+from pdserve.kvd.ends import ConsumerEnd, Op, ProducerEnd, Transfer
+from pdserve.kvd.plan import layout_difference
+from pdserve.kvd.registry import EngineEntry
+from pdserve.kvd.states import Consumer, ConsumerEvent, Producer
+from pdserve.kvd.types import Mode, RegionKey
+from pdserve.rpc.errors import ConsumerFailed, IncompatibleEngines, InvalidRequest
+
+_FILLABLE = (Consumer.RESERVED, Consumer.FILLING)
+
+
+class Pairing:
+    """See the module."""
+
+    def __init__(self, book: Book, endings: Endings) -> None:
+        self._book = book
+        self._endings = endings
+
+    def pump(
+        self, transfer: Transfer, now: float, rank: int | None = None, layers: Iterable[int] | None = None
+    ) -> None:
+        """Posts what can be posted, on one rank and some layers or on all, and lands what is full."""
+        producer = transfer.producer
+        if producer is None or producer.state not in (Producer.COMPUTING, Producer.COMPLETE):
+            return
+        if transfer.mode is Mode.READ and producer.state is not Producer.COMPLETE:
+            return
+        source = self._book.registry.get(producer.engine_id)
+        wanted = None if layers is None else tuple(layers)
+        for consumer in list(transfer.consumers.values()):
+            target = self._book.registry.get(consumer.engine_id)
+            if consumer.state not in _FILLABLE or source is None or target is None:
+                continue
+            if not source.mapped or not target.mapped:
+                continue  # a rank's memory is still to come; a deadline bounds the wait
+            if not self._pair(transfer, producer, consumer, source, target, now):
+                continue
+            ranks = range(source.ranks) if rank is None else (rank,)
+            every = range(len(source.regions[0].layout.layers))
+            for r in ranks:
+                self._post(transfer, producer, consumer, r, every if wanted is None else wanted, now)
+            self.land_if_full(transfer, consumer, now)
+
+    def land_if_full(self, transfer: Transfer, consumer: ConsumerEnd, now: float) -> None:
+        """Ends a consumer whose last byte is in place, once the producer has offered."""
+        producer = transfer.producer
+        full = consumer.paired and consumer.missing == 0
+        if full and producer is not None and producer.state is Producer.COMPLETE and consumer.state in _FILLABLE:
+            self._endings.land(transfer, consumer, now)
+
+    def _pair(
+        self,
+        transfer: Transfer,
+        producer: ProducerEnd,
+        consumer: ConsumerEnd,
+        source: EngineEntry,
+        target: EngineEntry,
+        now: float,
+    ) -> bool:
+        """Whether the two ends fit; ends the consumer where they do not."""
+        blocks = len(producer.progress.block_ids)
+        if producer.state is Producer.COMPLETE and consumer.end > blocks:
+            detail = f"wants prompt blocks up to {consumer.end}, {blocks} are on offer"
+            self._refuse(transfer, consumer, InvalidRequest.reason, detail, now)
+            return False
+        if consumer.paired:
+            return True
+        difference: dict[str, str] = {}
+        if source.ranks != target.ranks:
+            difference["ranks"] = f"{source.ranks} != {target.ranks}"
+        else:
+            for rank in range(source.ranks):
+                difference = layout_difference(source.regions[rank].layout, target.regions[rank].layout)
+                if difference:
+                    break
+        if difference:
+            detail = ", ".join(f"{name}: {what}" for name, what in difference.items())
+            self._refuse(transfer, consumer, IncompatibleEngines.reason, detail, now)
+            return False
+        for name, ids, entry in (
+            ("destination", consumer.block_ids, target),
+            ("source", producer.progress.block_ids, source),
+        ):
+            if ids and max(ids) >= entry.num_blocks:
+                detail = f"{name} block {max(ids)} of {entry.num_blocks}"
+                self._refuse(transfer, consumer, InvalidRequest.reason, detail, now)
+                return False
+        consumer.paired = True
+        consumer.missing = len(consumer.block_ids) * len(source.regions[0].layout.layers) * source.ranks
+        return True
+
+    def _refuse(self, transfer: Transfer, consumer: ConsumerEnd, reason: str, detail: str, now: float) -> None:
+        stop = Stop(Outcome.FAILED, reason, detail)
+        peer = Stop(Outcome.FAILED, ConsumerFailed.reason, detail)
+        self._endings.stop_consumer(transfer, consumer, stop, peer, now)
+
+    def _post(
+        self,
+        transfer: Transfer,
+        producer: ProducerEnd,
+        consumer: ConsumerEnd,
+        rank: int,
+        layers: Iterable[int],
+        now: float,
+    ) -> None:
+        progress = producer.progress
+        together: dict[tuple[int, int], list[int]] = {}
+        for layer in layers:
+            done = consumer.posted.get((rank, layer), consumer.first_block)
+            ready = min(progress.ready(rank, layer), consumer.end)
+            if ready > done:
+                together.setdefault((done, ready), []).append(layer)
+                consumer.posted[rank, layer] = ready
+        for (low, high), group in together.items():
+            self._post_one(transfer, producer, consumer, rank, tuple(group), low, high, now)
+
+    def _post_one(
+        self,
+        transfer: Transfer,
+        producer: ProducerEnd,
+        consumer: ConsumerEnd,
+        rank: int,
+        layers: tuple[int, ...],
+        low: int,
+        high: int,
+        now: float,
+    ) -> None:
+        book = self._book
+        if consumer.state is Consumer.RESERVED:
+            book.move_consumer(transfer, consumer, ConsumerEvent.POST)
+            consumer.first_post_ns = int(now * 1e9)
+        op_id = book.next_op
+        book.next_op += 1
+        lease = producer.lease
+        book.ops[op_id] = Op(op_id, transfer, consumer, producer.progress.attempt, lease, len(layers), high - low)
+        lease.in_flight += 1
+        consumer.lease.in_flight += 1
+        consumer.ops.add(op_id)
+        first = consumer.first_block
+        book.out.append(
+            Post(
+                op_id,
+                transfer.transfer_id,
+                RegionKey(producer.engine_id, rank),
+                RegionKey(consumer.engine_id, rank),
+                layers,
+                tuple(producer.progress.block_ids[low:high]),
+                consumer.block_ids[low - first : high - first],
+            )
+        )

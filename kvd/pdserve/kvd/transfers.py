@@ -1,0 +1,227 @@
+"""The table of transfers: what each message, operation and loss does. Pure.
+
+Every method takes the time and leaves what is to be done in `take()`. Offers, accepts and notices
+come in any order; what cannot be matched yet is parked, bounded in number and time.
+"""
+
+from collections.abc import Iterable
+
+from pdserve.kvd.book import Book, Timer, orphan_timer
+from pdserve.kvd.client.messages import Accept, Begin, Offer, Outcome, Retract
+from pdserve.kvd.consuming import Consuming, Source
+from pdserve.kvd.deadlines import Deadlines
+from pdserve.kvd.effects import Effect, Stop
+from pdserve.kvd.endings import Endings
+from pdserve.kvd.ends import ConsumerEnd, ProducerEnd, Tomb
+from pdserve.kvd.intake import Intake, failed
+from pdserve.kvd.leases import Leases
+from pdserve.kvd.limits import Limits
+from pdserve.kvd.notices import Notice
+from pdserve.kvd.pairing import Pairing
+from pdserve.kvd.producing import Producing
+from pdserve.kvd.registry import Registry
+from pdserve.kvd.states import Consumer, Producer
+from pdserve.kvd.steps import Steps
+from pdserve.rpc import errors
+
+__all__ = ["Source", "Transfers"]
+
+
+class Transfers:
+    """See the module. `book` is for reading."""
+
+    def __init__(self, registry: Registry, leases: Leases, limits: Limits) -> None:
+        self.book = Book(registry, leases, limits)
+        self._intake = Intake(self.book)
+        self._endings = Endings(self.book)
+        self._pairing = Pairing(self.book, self._endings)
+        self._steps = Steps(self.book, self._pairing, self._endings)
+        self._deadlines = Deadlines(self.book, self._endings)
+        self._producing = Producing(self.book, self._intake, self._endings, self._pairing, self._steps, self._deadlines)
+        self._consuming = Consuming(self.book, self._intake, self._endings, self._pairing, self._deadlines)
+
+    @property
+    def draining(self) -> bool:
+        """Whether new transfers are refused."""
+        return self._intake.draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self._intake.draining = value
+
+    def take(self) -> list[Effect]:
+        """What is to be done since the last call, in order."""
+        out, self.book.out = self.book.out, []
+        return out
+
+    # -- coming in --------------------------------------------------------------------------
+
+    def begin(self, engine_id: str, message: Begin, now: float) -> None:
+        """A producer starts to compute.
+
+        Raises:
+            InvalidRequest: the handle is another one's; nothing was changed.
+        """
+        self._producing.begin(engine_id, message, now)
+
+    def offer(self, engine_id: str, message: Offer, now: float) -> None:
+        """A producer holds a computed prompt's blocks; with or without a begin before.
+
+        Raises:
+            InvalidRequest: the handle is another one's; nothing was changed.
+        """
+        self._producing.offer(engine_id, message, now)
+
+    def accept(self, engine_id: str, message: Accept, source: Source, now: float) -> None:
+        """A consumer has reserved blocks.
+
+        Raises:
+            InvalidRequest: the handle is another one's; nothing was changed.
+        """
+        self._consuming.accept(engine_id, message, source, now)
+
+    def refuse(self, engine_id: str, message: Accept, error: errors.PdserveError) -> None:
+        """An accept whose ticket or locator was not honoured; the transfer itself is left alone.
+
+        Raises:
+            InvalidRequest: the handle is another one's.
+        """
+        self._consuming.refuse(engine_id, message, error)
+
+    # -- taking back ------------------------------------------------------------------------
+
+    def retract(self, engine_id: str, message: Retract, now: float) -> None:
+        """A producer takes its blocks back; of a consumer's handle, final: it gives itself up.
+
+        Raises:
+            InvalidRequest: not final, of a consumer's handle.
+        """
+        key = (engine_id, message.handle)
+        found = self.book.handles.get(key)
+        reason = message.reason or errors.RequestCancelled.reason
+        if found is None:
+            if not message.final:
+                self.book.fenced(engine_id, message.handle, message.attempt)
+            elif key not in self.book.ended_handles:
+                stop = Stop(Outcome.CANCELLED, reason, "nothing was begun under this handle")
+                self._intake.end_at_once(engine_id, message.handle, b"", stop, producer=True)
+            return
+        transfer, end = found
+        if message.final:
+            mine = Stop(Outcome.CANCELLED, reason)
+            if isinstance(end, ProducerEnd):
+                theirs = failed(errors.ProducerFailed, f"prefill gave the request up: {reason}")
+                self._endings.stop_transfer(transfer, mine, theirs, now)
+            else:
+                theirs = failed(errors.ConsumerFailed, f"decode gave the request up: {reason}")
+                self._endings.stop_consumer(transfer, end, mine, theirs, now)
+        elif isinstance(end, ConsumerEnd):
+            raise errors.InvalidRequest(f"handle {message.handle} is a consumer's: nothing to preempt")
+        elif message.attempt < end.progress.attempt:
+            self.book.fenced(engine_id, message.handle, message.attempt)
+        else:
+            self._endings.preempt(transfer, end, message.attempt, now)
+
+    def cancel(self, transfer_id: bytes, reason: str, now: float) -> None:
+        """Gives a transfer up; an unknown one is remembered.
+
+        Raises:
+            InvalidRequest: not a transfer id.
+        """
+        if len(transfer_id) != 16:
+            raise errors.InvalidRequest(f"a transfer_id of {len(transfer_id)} bytes")
+        stop = Stop(Outcome.CANCELLED, reason or errors.RequestCancelled.reason)
+        transfer = self.book.transfers.get(transfer_id)
+        if transfer is not None:
+            self._endings.stop_transfer(transfer, stop, stop, now)
+        elif transfer_id not in self.book.tombs:
+            self.book.remember(transfer_id, Tomb(stop, False, set()))
+
+    def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
+        """Keeps producers' leases alive; unknown and ended ones are passed over."""
+        for tid in transfer_ids:
+            transfer = self.book.transfers.get(tid)
+            if transfer is None or transfer.producer is None or self.book.timers.get(Timer("lease", tid)) is None:
+                continue
+            self.book.leases.renew(transfer.producer.lease, now, self.book.limits.lease)
+            self.book.timers.set(Timer("lease", tid), now + self.book.limits.lease)
+
+    # -- from below -------------------------------------------------------------------------
+
+    def notice(self, notice: Notice, now: float) -> bool:
+        """One notice of an engine's step; False where it speaks of nobody here."""
+        return self._steps.hear(notice, now)
+
+    def op_ended(
+        self, op_id: int, now: float, *, moved: int = 0, ns: int = 0, transport: str = "", error: str = ""
+    ) -> None:
+        """An operation is terminal: nothing of it is in flight. `error` empty: all bytes are there."""
+        op = self.book.ops.pop(op_id)
+        transfer, consumer = op.transfer, op.consumer
+        producer = transfer.producer
+        assert producer is not None
+        op.source.in_flight -= 1
+        consumer.lease.in_flight -= 1
+        consumer.ops.discard(op_id)
+        consumer.copy_ns += ns
+        consumer.transport = transport or consumer.transport
+        self.book.touched[producer.engine_id] = now
+        if consumer.state is Consumer.FILLING and producer.lease is op.source and not op.source.quarantined:
+            if error:
+                stop = failed(errors.TransferFailed, error)
+                self._endings.stop_consumer(transfer, consumer, stop, stop, now)
+            else:
+                consumer.missing -= op.layers * op.blocks
+                consumer.bytes_landed += moved
+                if producer.state is Producer.COMPUTING:
+                    consumer.bytes_overlapped += moved
+                self._pairing.land_if_full(transfer, consumer, now)
+        self._endings.consumer_fenced(transfer, consumer, now)
+        self._endings.producer_fenced(transfer, now)
+
+    def regions_changed(self, engine_id: str, now: float) -> None:
+        """A rank's memory has come: what waited for it can begin."""
+        for transfer in list(self.book.by_engine.get(engine_id, {}).values()):
+            self._pairing.pump(transfer, now)
+
+    def engine_lost(self, engine_id: str, detail: str, now: float) -> None:
+        """Ends everything of an engine that cannot be heard any more; it may come back."""
+        own = failed(errors.PeerLost, detail)
+        self._lose(engine_id, own, detail, now)
+
+    def engine_ended(self, engine_id: str, detail: str, now: float) -> None:
+        """An engine is dead: ends everything of it, and its memory is unmapped once idle."""
+        if not self.book.registry.end(engine_id):
+            return
+        self._lose(engine_id, failed(errors.EngineDied, detail), detail, now)
+        for key in [k for k in self.book.steps if k[0] == engine_id]:
+            del self.book.steps[key]
+        for orphan in [k for k in self.book.orphans if k[0] == engine_id]:
+            del self.book.orphans[orphan]
+            self.book.timers.clear(orphan_timer(orphan))
+        self.book.touched.pop(engine_id, None)
+        self.book.timers.clear(Timer("tie", engine_id=engine_id))
+        self._endings.unmap_if_idle(engine_id)
+
+    def _lose(self, engine_id: str, own: Stop, detail: str, now: float) -> None:
+        peers = failed(errors.PeerLost, f"engine {engine_id}: {detail}")
+        for transfer in list(self.book.by_engine.get(engine_id, {}).values()):
+            for consumer in list(transfer.consumers.values()):
+                if consumer.engine_id == engine_id:
+                    self._endings.stop_consumer(transfer, consumer, own, peers, now)
+            if transfer.source_engine == engine_id:
+                self._endings.stop_transfer(transfer, own, peers, now)
+
+    def expire(self, now: float) -> None:
+        """Does everything that is due."""
+        self._deadlines.expire(now)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next."""
+        return self.book.timers.next()
+
+    def check(self) -> None:
+        """Raises IntegrityError where the books do not add up; for idle moments and tests."""
+        for entry in self.book.registry:
+            if entry.regions:
+                self.book.leases.check(entry.engine_id, entry.num_blocks)

@@ -1,0 +1,1 @@
+"""Ways to move bytes between two regions: a port and its adapters."""

@@ -1,0 +1,18 @@
+"""Makes the transports that a configuration names."""
+
+from collections.abc import Callable, Sequence
+
+from pdserve.kvd.config import KvdConfig, TransportName
+from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.port import Transport
+from pdserve.kvd.transport.shm import ShmTransport
+from pdserve.kvd.transport.sim import SimTransport
+
+MakeTransports = Callable[[KvdConfig, Arena], Sequence[Transport]]
+
+
+def make_transports(config: KvdConfig, arena: Arena) -> Sequence[Transport]:
+    """In order of preference; at least one."""
+    if config.transport is TransportName.SIM:
+        return (SimTransport(arena, config.sim.bandwidth, config.sim.delay),)
+    return (ShmTransport(arena),)
