@@ -307,7 +307,9 @@ Global___Accept: typing_extensions.TypeAlias = Accept
 
 @typing.final
 class Retract(google.protobuf.message.Message):
-    """A producer takes its blocks back: preempted (not final) or aborted (final)."""
+    """A producer takes its blocks back: preempted (not final) or aborted (final). Final, with a
+    consumer's handle: that consumer alone gives itself up.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -590,7 +592,7 @@ class DescribeResponse(google.protobuf.message.Message):
     version: builtins.str
     draining: builtins.bool
     degraded: builtins.bool
-    """True when bytes move by a slower way than the transport's first choice."""
+    """True when bytes move by a slower way than the transport's first choice could."""
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Transports that work on this node, in order of preference."""
@@ -599,7 +601,7 @@ class DescribeResponse(google.protobuf.message.Message):
     def regions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Region]: ...
     @property
     def transfers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Transfers by state, in the words of docs/kvd.md."""
+        """Transfers by state, in the words of kvd/README.md."""
 
     def __init__(
         self,
