@@ -147,7 +147,7 @@ async def test_a_kvd_that_restarts_costs_only_what_was_in_flight(helpers: Any, t
         cluster = helpers.Cluster(kvd, None)
         await helpers.collect(p, cluster.produce(PROMPT, Mode.READ, helpers.transfer_id()))
         assert not p.idle
-    async with running_kvd(tmp_path / "k") as kvd:
+    async with running_kvd(tmp_path / "k", accept=0.5) as kvd:
         cluster = helpers.Cluster(kvd, None, [p, d])
         await helpers.until(lambda: p.idle)
         async with asyncio.timeout(10):
