@@ -29,9 +29,9 @@ import structlog
 from pdserve.client import AsyncClient, AsyncStream, Completion, Retry
 from pdserve.decode.__main__ import PROGRAM as DECODE
 from pdserve.decode.session import DecodeConfig
-from pdserve.engine import hosting
-from pdserve.engine.factory import EngineChoice, EngineConfig, EngineKind
-from pdserve.engine.hosting import HostConfig, Parts, Plan, Program
+from pdserve.engine.hosting import process
+from pdserve.engine.hosting.factory import EngineChoice, EngineConfig, EngineKind
+from pdserve.engine.hosting.program import HostConfig, Parts, Plan, Program
 from pdserve.engine.port import Output, Request, Sampling
 from pdserve.engine.sim import SimConfig, SimEngine
 from pdserve.kvd.config import KvdConfig
@@ -207,7 +207,7 @@ class Fleet:
             service,
             role,  # type: ignore[arg-type]  # a test's own literal
         )
-        serving = hosting.serve(dataclasses.replace(program, add=add), plan, shutdown, build)
+        serving = process.serve(dataclasses.replace(program, add=add), plan, shutdown, build)
         task = asyncio.create_task(serving, name=f"{role} service")
         await until(lambda: task.done() or bool(caught))
         if task.done():

@@ -101,6 +101,9 @@ def free_ports(engines: int, grpc: int, http: int) -> Ports:
     """Free TCP ports on loopback; `grpc` and `http` are taken where they are free, 0 for any.
 
     They are free now; a process that is quicker than ours makes the service say so in its log.
+
+    Raises:
+        ConfigError: no port is free.
     """
     with ExitStack() as held:
 

@@ -18,6 +18,9 @@ MAX_SOCKET_PATH = 107
 """Bytes of the longest Unix socket path that Linux takes."""
 _LONGEST_SOCKET = "notices.sock"
 _HOST = "127.0.0.1"
+_SILENCE = 15
+"""Beats that an engine may miss. On one machine a death is told by a broken connection, at once; silence mostly means
+that the machine is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         core = cores[index % len(cores)] if spec.pin and cores else None
         processes.append(process(name, "engine", module, flags, f"{_HOST}:{port}", core))
     flags = ["--host", _HOST, "--grpc-port", str(ports.grpc), "--http-port", str(ports.http)]
-    flags += ["--ping-port", str(ports.ping), "--mode", spec.mode]
+    flags += ["--ping-port", str(ports.ping), "--mode", spec.mode, "--beats-missed", str(_SILENCE)]
     if not spec.prefill:
         flags += ["--route", "split_or_colocated"]  # there will never be a pair
     if spec.on_failure:

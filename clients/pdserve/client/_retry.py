@@ -18,6 +18,7 @@ class Retry:
     """Bound of the doubling."""
 
     def __post_init__(self) -> None:
+        """Raises InvalidRequest for fewer than one attempt or a negative delay."""
         if self.attempts < 1 or self.first_delay_seconds < 0 or self.longest_delay_seconds < 0:
             raise errors.InvalidRequest(f"cannot retry like this: {self}")
 

@@ -11,7 +11,7 @@ from pdserve.kvd.ends import ConsumerEnd, Tomb, Transfer
 from pdserve.kvd.intake import MAX_CONSUMERS, Intake, failed
 from pdserve.kvd.pairing import Pairing
 from pdserve.kvd.states import ConsumerEvent, Producer
-from pdserve.kvd.types import Identity, Mode, identity_difference
+from pdserve.kvd.types import TRANSFER_ID_BYTES, Identity, Mode, identity_difference
 from pdserve.rpc import errors
 
 
@@ -94,7 +94,7 @@ class Consuming:
     ) -> Stop | None:
         """Why there is no place for this consumer; None when there is."""
         used = failed(errors.TransferUsed, f"consumer {message.consumer} of the transfer has been taken")
-        if len(message.transfer_id) != 16:
+        if len(message.transfer_id) != TRANSFER_ID_BYTES:
             return failed(errors.InvalidRequest, f"a transfer_id of {len(message.transfer_id)} bytes")
         if tomb is not None:
             stop = used if message.consumer in tomb.consumed else tomb.stop or used

@@ -58,7 +58,6 @@ class Endings:
         if end.state is not Producer.FENCING:
             self._book.move_producer(transfer, end, ProducerEvent.PREEMPT)
             self._fence_producer(transfer, end, now)
-            end.offered_at = None
             for consumer in transfer.consumers.values():  # the transfer's time runs from the next offer
                 self._book.timers.clear(Timer("transfer", transfer.transfer_id, consumer.index))
         self.producer_fenced(transfer, now)

@@ -18,7 +18,6 @@ class ProducerEnd:
     progress: Progress
     lease: Lease
     state: Producer = Producer.NONE
-    offered_at: float | None = None
     offered_ns: int = 0
     fencing_attempt: int | None = None
     """A retraction that waits for its `fenced`."""

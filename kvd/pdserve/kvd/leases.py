@@ -106,7 +106,11 @@ class Leases:
         return lease
 
     def extend(self, lease: Lease, block_ids: Sequence[int]) -> None:
-        """Adds blocks to a lease."""
+        """Adds blocks to a lease.
+
+        Raises:
+            IntegrityError: it was released.
+        """
         if lease.released:
             raise IntegrityError(f"lease {lease.lease_id} was released")
         lease.block_ids.extend(block_ids)
@@ -146,7 +150,11 @@ class Leases:
                 del written[block]
 
     def forget_engine(self, engine_id: str) -> None:
-        """Drops the empty books of an engine that has ended; its leases must be released."""
+        """Drops the empty books of an engine that has ended.
+
+        Raises:
+            IntegrityError: a lease of it is not released.
+        """
         leases = self._per_engine.pop(engine_id, 0)
         held = self._holds.pop(engine_id, {})
         written = self._written.pop(engine_id, {})

@@ -11,6 +11,7 @@ from pdserve.kvd.pairing import Pairing
 from pdserve.kvd.progress import Progress
 from pdserve.kvd.states import Producer, ProducerEvent
 from pdserve.kvd.steps import Steps
+from pdserve.kvd.types import TRANSFER_ID_BYTES
 from pdserve.rpc import errors
 
 
@@ -69,7 +70,7 @@ class Producing:
         transfer = book.transfers.get(tid)
         tomb = book.tombs.get(tid)
         stop: Stop | None = None
-        if len(tid) != 16:
+        if len(tid) != TRANSFER_ID_BYTES:
             stop = failed(errors.InvalidRequest, f"a transfer_id of {len(tid)} bytes")
         elif not self._intake.lives(engine_id):
             stop = failed(errors.StaleEpoch, f"engine {engine_id} has ended")
@@ -135,7 +136,7 @@ class Producing:
         end.progress.finish(message.block_ids)
         book.leases.extend(end.lease, new)
         book.move_producer(transfer, end, ProducerEvent.OFFER)
-        end.offered_at, end.offered_ns = now, message.stamped_ns
+        end.offered_ns = message.stamped_ns
         book.touched[end.engine_id] = now
         if not transfer.all_came:
             book.timers.set(Timer("accept", transfer.transfer_id), now + book.limits.accept)

@@ -108,7 +108,6 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             regions=regions,
             transfers=self._states(),
             draining=node.transfers.draining,
-            degraded=any(t.degraded for t in node.transports),
         )
 
     def _states(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from pdserve.kvd.producing import Producing
 from pdserve.kvd.registry import Registry
 from pdserve.kvd.states import Consumer, Producer
 from pdserve.kvd.steps import Steps
+from pdserve.kvd.types import TRANSFER_ID_BYTES
 from pdserve.rpc import errors
 
 __all__ = ["Source", "Transfers"]
@@ -128,7 +129,7 @@ class Transfers:
         Raises:
             InvalidRequest: not a transfer id.
         """
-        if len(transfer_id) != 16:
+        if len(transfer_id) != TRANSFER_ID_BYTES:
             raise errors.InvalidRequest(f"a transfer_id of {len(transfer_id)} bytes")
         stop = Stop(Outcome.CANCELLED, reason or errors.RequestCancelled.reason)
         transfer = self.book.transfers.get(transfer_id)

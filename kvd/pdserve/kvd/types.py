@@ -9,7 +9,6 @@ A *region* is the KV memory of one rank of one engine. Its *layout* says where b
 """
 
 import enum
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,9 @@ import msgspec
 
 PROTOCOL = 1
 """Version of the connector protocol; engines and daemons with unequal ones do not talk."""
+
+TRANSFER_ID_BYTES = 16
+"""Length of a transfer id: random bytes from the proxy, used once."""
 
 
 class Mode(enum.Enum):
@@ -72,11 +74,6 @@ Identity = Mapping[str, str]
 """What two engines must share for a hand-over to be right, as names and values: model, weights,
 dtype, kv_dtype, layers, kv_heads, head_size, block_size, tensor_parallel, attention_layout,
 connector_protocol, ..."""
-
-
-def identity_digest(identity: Identity) -> str:
-    """The `model_hash`: equal for engines that may exchange KV."""
-    return hashlib.sha256(msgspec.msgpack.encode(sorted(identity.items()))).hexdigest()
 
 
 def identity_difference(ours: Identity, theirs: Identity) -> dict[str, str]:

@@ -12,9 +12,8 @@ sequence for decoding. Neither source shows a dependence on context length: its 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Final, Self
+from dataclasses import dataclass, fields
+from typing import Final
 
 from pdserve.rpc.errors import ConfigError
 
@@ -45,20 +44,6 @@ class CostModel:
             if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"cost model: {field.name} must be 0 or more, not {value!r}")
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, object]) -> Self:
-        """From a table of a TOML file; what is left out keeps its default.
-
-        Raises:
-            ConfigError: an unknown name or a bad value.
-        """
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ConfigError(f"cost model: unknown names {unknown}; known are {sorted(known)}")
-        if odd := sorted(n for n, v in values.items() if isinstance(v, bool) or not isinstance(v, int | float)):
-            raise ConfigError(f"cost model: {odd} must be numbers")
-        return cls(**values)  # type: ignore[arg-type]  # checked above
-
     def step_time(self, prefill_tokens: int, decode_seqs: int, context_tokens: int) -> float:
         """Seconds of a step with `prefill_tokens` prompt tokens and `decode_seqs` decoding
         sequences that have `context_tokens` tokens of context in all.
@@ -74,10 +59,6 @@ class CostModel:
         if prefill_tokens:
             seconds += self.mixed_base + self.mixed_per_token * prefill_tokens
         return seconds
-
-    def scaled(self, factor: float) -> Self:
-        """Everything `factor` times as long; tests run the published model 100 times faster."""
-        return replace(self, **{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
 
 PUBLISHED: Final = CostModel()

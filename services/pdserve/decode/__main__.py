@@ -5,8 +5,8 @@ import sys
 from pdserve.api.decode.v1 import decode_pb2_grpc
 from pdserve.decode.service import NAME, DecodeService
 from pdserve.decode.session import DecodeConfig, Decoder
-from pdserve.engine import hosting
-from pdserve.engine.hosting import Parts, Program
+from pdserve.engine.hosting import process
+from pdserve.engine.hosting.program import Parts, Program
 
 
 def add(parts: Parts, config: DecodeConfig) -> None:
@@ -21,7 +21,7 @@ PROGRAM = Program("pdserve-decode", NAME, ("decode", "both"), DecodeConfig, add)
 
 def main() -> int:
     """Entry point."""
-    return hosting.main(PROGRAM)
+    return process.main(PROGRAM)
 
 
 if __name__ == "__main__":

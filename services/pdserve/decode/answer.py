@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pdserve.decode.messages import Ask, Finished, Tokens
 from pdserve.decode.taking import Taking
 from pdserve.engine.ends import sum_facts
+from pdserve.engine.hosting.stamps import Cut, Stamps
 from pdserve.engine.port import Output
-from pdserve.engine.stamps import Cut, Stamps
 from pdserve.runtime.clock import Clock
 
 STAMP_SECONDS = 0.05

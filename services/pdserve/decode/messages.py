@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pdserve.engine.hosting.stamps import Stamps
 from pdserve.engine.port import Finish, Position, Sampling
-from pdserve.engine.stamps import Stamps
 from pdserve.kvd.client.messages import Facts
 from pdserve.kvd.types import Mode
 

@@ -9,7 +9,7 @@ from pdserve.api.common.v1 import common_pb2
 from pdserve.api.decode.v1 import decode_pb2, decode_pb2_grpc
 from pdserve.decode.messages import Ask, Finished, Source, Tokens
 from pdserve.decode.session import Decoder
-from pdserve.engine import wire
+from pdserve.engine.hosting import wire
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest
 from pdserve.runtime.calls import Calls
@@ -25,7 +25,7 @@ _RECOMPUTE: dict[int, bool | None] = {
 
 
 class DecodeService(decode_pb2_grpc.DecodeServicer):
-    """See decode.proto. `accepted` is never sent: kvd tells a host only how a transfer ends."""
+    """See decode.proto."""
 
     def __init__(self, decoder: Decoder, calls: Calls, clock: Clock) -> None:
         self._decoder = decoder

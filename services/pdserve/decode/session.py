@@ -21,10 +21,11 @@ from pdserve.decode.fan import Fan
 from pdserve.decode.messages import Ask, Finished, Tokens
 from pdserve.decode.recompute import RecomputeSlots
 from pdserve.decode.taking import Taking
-from pdserve.engine.handoffs import Handoffs
-from pdserve.engine.held import Held
-from pdserve.engine.intake import OneShot, check_prompt, check_request_id
-from pdserve.engine.peers import Peers
+from pdserve.engine.checks import check_prompt
+from pdserve.engine.hosting.handoffs import Handoffs
+from pdserve.engine.hosting.held import Held
+from pdserve.engine.hosting.intake import OneShot, check_request_id
+from pdserve.engine.hosting.peers import Peers
 from pdserve.engine.port import Consume, Engine, Output, Request
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import ConsumerFailed, InvalidRequest, KvdUnavailable, PdserveError, TransferFailed

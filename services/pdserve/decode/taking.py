@@ -6,7 +6,7 @@ import structlog
 
 from pdserve.decode.recompute import RecomputeSlots, worth_recomputing
 from pdserve.engine.ends import error_of
-from pdserve.engine.handoffs import Watch
+from pdserve.engine.hosting.handoffs import Watch
 from pdserve.kvd.client.messages import Facts
 from pdserve.rpc.errors import DeadlinePassed, PdserveError
 

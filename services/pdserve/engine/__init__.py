@@ -1,1 +1,1 @@
-"""The engine port and its adapters: `vllm` and `sim`."""
+"""The engine port, its adapters `vllm` and `sim`, their hand-over logic, and the hosting around one engine."""

@@ -3,8 +3,8 @@
 import sys
 
 from pdserve.api.prefill.v1 import prefill_pb2_grpc
-from pdserve.engine import hosting
-from pdserve.engine.hosting import Parts, Program
+from pdserve.engine.hosting import process
+from pdserve.engine.hosting.program import Parts, Program
 from pdserve.prefill.service import NAME, PrefillService
 from pdserve.prefill.session import PrefillConfig, Prefiller
 from pdserve.rpc.errors import ConfigError
@@ -24,7 +24,7 @@ PROGRAM = Program("pdserve-prefill", NAME, ("prefill",), PrefillConfig, add)
 
 def main() -> int:
     """Entry point."""
-    return hosting.main(PROGRAM)
+    return process.main(PROGRAM)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from pdserve.api.prefill.v1 import prefill_pb2, prefill_pb2_grpc
-from pdserve.engine import wire
+from pdserve.engine.hosting import wire
 from pdserve.prefill.session import Ask, Prefiller, Ready, Released
 from pdserve.runtime.calls import Calls
 from pdserve.runtime.clock import Clock

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from pdserve.engine.checks import check_prompt
 from pdserve.engine.ends import error_of, words
-from pdserve.engine.handoffs import Handoffs, Watch
-from pdserve.engine.held import Held
-from pdserve.engine.intake import OneShot, check_prompt, check_request_id
-from pdserve.engine.peers import Peers
+from pdserve.engine.hosting.handoffs import Handoffs, Watch
+from pdserve.engine.hosting.held import Held
+from pdserve.engine.hosting.intake import OneShot, check_request_id
+from pdserve.engine.hosting.peers import Peers
+from pdserve.engine.hosting.stamps import Cut, Stamps
 from pdserve.engine.port import Engine, Output, Produce, Request, Sampling
-from pdserve.engine.stamps import Cut, Stamps
 from pdserve.kvd.client.messages import Facts
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import DeadlinePassed, InvalidRequest, PdserveError, ProducerFailed

@@ -6,7 +6,6 @@ from pdserve.api.common.v1 import common_pb2
 from pdserve.api.decode.v1 import decode_pb2
 from pdserve.api.prefill.v1 import prefill_pb2
 from pdserve.proxy.legs import (
-    Accepted,
     DecodeEvent,
     DecodeOrder,
     Done,
@@ -150,8 +149,6 @@ def decode_event(message: decode_pb2.DecodeResponse) -> DecodeEvent:
             done.recomputed_tokens,
             facts_from_wire(done.transfer) if done.HasField("transfer") else None,
         )
-    if kind == "accepted":
-        return Accepted()
     raise PdserveError("the decode service sent an event that this proxy does not know")
 
 

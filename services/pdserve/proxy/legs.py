@@ -76,11 +76,6 @@ class DecodeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """Decode has reserved blocks and told the source."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tokens:
     """New tokens of one answer."""
 
@@ -99,7 +94,7 @@ class Done:
     facts: TransferFacts | None = field(default=None)
 
 
-DecodeEvent = Accepted | Tokens | Done
+DecodeEvent = Tokens | Done
 
 
 class Leg(Protocol[E_co]):

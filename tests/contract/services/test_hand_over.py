@@ -17,9 +17,9 @@ from pdserve.api.common.v1 import common_pb2
 from pdserve.api.decode.v1 import decode_pb2, decode_pb2_grpc
 from pdserve.api.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from pdserve.decode.__main__ import PROGRAM as DECODE
-from pdserve.engine import factory, hosting
-from pdserve.engine.factory import EngineChoice
-from pdserve.engine.hosting import Program
+from pdserve.engine.hosting import factory, process
+from pdserve.engine.hosting.factory import EngineChoice
+from pdserve.engine.hosting.program import Program, read
 from pdserve.engine.sim import SimEngine
 from pdserve.kvd.config import INSECURE_LOOPBACK_KEY, SimConfig
 from pdserve.kvd.testing import Fault, RunningKvd, running_kvd
@@ -89,8 +89,8 @@ class Fleet:
             return engine
 
         self._patch.setattr(factory, "build_engine", catch)
-        plan = hosting.read(program, [*SIM, "--kvd-socket", str(self.kvd.socket), "--proxy", proxy.address, *argv])
-        task = asyncio.create_task(hosting.serve(program, plan, shutdown))
+        plan = read(program, [*SIM, "--kvd-socket", str(self.kvd.socket), "--proxy", proxy.address, *argv])
+        task = asyncio.create_task(process.serve(program, plan, shutdown))
         beat = await proxy.answer(Reply(ok=True), Clock().unix())
         self._patch.setattr(factory, "build_engine", build)
         channel = aio_channel(beat.grpc_address)

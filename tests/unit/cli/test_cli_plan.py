@@ -77,6 +77,11 @@ def test_a_deployment_without_pairs_routes_to_whole_engines() -> None:
     assert "--route" not in plan(both=1).processes[-1].argv
 
 
+def test_a_busy_machine_is_no_reason_to_give_an_engine_up() -> None:
+    """On one machine an engine may be silent for longer than the proxy's own 3 beats."""
+    assert int(flag(plan().processes[-1], "--beats-missed")) > 3
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -46,27 +46,11 @@ def test_context_counts_where_it_has_a_price() -> None:
     assert model.step_time(10, 10, 10) == 0.0
 
 
-def test_scaled() -> None:
-    """All prices scale together."""
-    assert PUBLISHED.scaled(0.01).step_time(100, 3, 7) == pytest.approx(PUBLISHED.step_time(100, 3, 7) / 100)
-
-
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_impossible_prices_are_refused(value: float) -> None:
     """A negative or unbounded price is a configuration error that names the price."""
     with pytest.raises(ConfigError, match="mixed_base"):
         CostModel(mixed_base=value)
-
-
-def test_a_table_is_read_strictly() -> None:
-    """From TOML: known names as numbers; anything else is refused by name."""
-    assert CostModel.from_mapping({"prefill_base": 1, "decode_base": 0.5}).prefill_base == 1
-    with pytest.raises(ConfigError, match="prefil_base"):
-        CostModel.from_mapping({"prefil_base": 1})
-    with pytest.raises(ConfigError, match="decode_base"):
-        CostModel.from_mapping({"decode_base": "fast"})
-    with pytest.raises(ConfigError, match="decode_base"):
-        CostModel.from_mapping({"decode_base": True})
 
 
 def test_counts_below_zero_are_a_defect() -> None:

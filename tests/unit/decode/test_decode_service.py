@@ -16,9 +16,9 @@ from pdserve.api.common.v1 import common_pb2
 from pdserve.api.decode.v1 import decode_pb2, decode_pb2_grpc
 from pdserve.decode.service import NAME, DecodeService
 from pdserve.decode.session import DecodeConfig, Decoder
-from pdserve.engine.peers import Peers
+from pdserve.engine.hosting.peers import Peers
+from pdserve.engine.hosting.testing import INFO, ScriptedEngine, ScriptedHandoffs
 from pdserve.engine.port import Candidate, Consume, EngineTimes, Finish, Output, Position
-from pdserve.engine.testing import INFO, ScriptedEngine, ScriptedHandoffs
 from pdserve.kvd.client.messages import Facts, Outcome
 from pdserve.kvd.types import Mode
 from pdserve.rpc import errors

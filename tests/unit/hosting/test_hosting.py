@@ -17,10 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.decode.v1 import decode_pb2, decode_pb2_grpc
 from pdserve.decode.__main__ import PROGRAM as DECODE
-from pdserve.engine import factory, hosting
-from pdserve.engine.factory import EngineChoice, EngineKind
-from pdserve.engine.hosting import Program
-from pdserve.engine.testing import ScriptedEngine
+from pdserve.engine.hosting import factory, process
+from pdserve.engine.hosting.factory import EngineChoice, EngineKind
+from pdserve.engine.hosting.program import Program, read
+from pdserve.engine.hosting.testing import ScriptedEngine
 from pdserve.kvd.types import Locator
 from pdserve.prefill.__main__ import PROGRAM as PREFILL
 from pdserve.rpc import errors
@@ -72,8 +72,8 @@ class World:
 async def hosted(*argv: str) -> AsyncIterator[World]:
     """Starts it, and stops it however the test left it."""
     proxy, shutdown = FakeProxy(SIGNER), Shutdown()
-    plan = hosting.read(DECODE, [*SIM, "--proxy", proxy.address, *argv])
-    task = asyncio.create_task(hosting.serve(DECODE, plan, shutdown))
+    plan = read(DECODE, [*SIM, "--proxy", proxy.address, *argv])
+    task = asyncio.create_task(process.serve(DECODE, plan, shutdown))
     beat = asyncio.create_task(proxy.answer(OK, Clock().unix()))
     await asyncio.wait({task, beat}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
@@ -192,8 +192,8 @@ async def test_a_dead_engine_ends_the_service(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_refused_registration_ends_the_service() -> None:
     """It would serve nobody; the reason is the proxy's."""
     proxy = FakeProxy(SIGNER)
-    plan = hosting.read(DECODE, [*SIM, "--proxy", proxy.address])
-    task = asyncio.create_task(hosting.serve(DECODE, plan, Shutdown()))
+    plan = read(DECODE, [*SIM, "--proxy", proxy.address])
+    task = asyncio.create_task(process.serve(DECODE, plan, Shutdown()))
     await proxy.answer(beats.refusal(errors.IncompatibleEngines("dtype differs")), Clock().unix())
     with pytest.raises(errors.IncompatibleEngines, match="dtype differs"):
         await asyncio.wait_for(task, 5)
@@ -210,23 +210,23 @@ async def test_a_taken_port_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> N
     async with hosted() as world:
         monkeypatch.setattr(factory, "build_engine", build)
         port = world.first.grpc_address.rpartition(":")[2]
-        plan = hosting.read(DECODE, [*SIM, "--port", port])
+        plan = read(DECODE, [*SIM, "--port", port])
         with pytest.raises(errors.ConfigError, match="cannot bind"):
-            await hosting.serve(DECODE, plan, Shutdown())
+            await process.serve(DECODE, plan, Shutdown())
     assert engine.closed
 
 
 async def test_a_missing_kvd_ends_the_start(tmp_path: Path) -> None:
     """Before anything is served."""
-    plan = hosting.read(PREFILL, ["--engine", "sim", "--kvd-socket", str(tmp_path / "none"), "--kvd-seconds", "0.2"])
+    plan = read(PREFILL, ["--engine", "sim", "--kvd-socket", str(tmp_path / "none"), "--kvd-seconds", "0.2"])
     with pytest.raises(errors.KvdUnavailable):
-        await asyncio.wait_for(hosting.serve(PREFILL, plan, Shutdown()), 30)
+        await asyncio.wait_for(process.serve(PREFILL, plan, Shutdown()), 30)
 
 
 def test_what_follows_two_dashes_is_vllm_s() -> None:
     """Untouched, also where it looks like ours."""
     argv = ["--model", "m", "--kvd-socket", "/k", "--", "--max-model-len", "512", "--port", "1"]
-    plan = hosting.read(PREFILL, argv)
+    plan = read(PREFILL, argv)
     assert plan.engine.config.engine is EngineKind.VLLM
     assert plan.engine.passthrough == ("--max-model-len", "512", "--port", "1")
     assert (plan.host.port, plan.role) == (0, "prefill")
@@ -235,7 +235,7 @@ def test_what_follows_two_dashes_is_vllm_s() -> None:
 def test_the_sim_s_shape_and_speed_have_flags() -> None:
     """Its name is the model's."""
     argv = ["--engine", "sim", "--role", "both", "--served-model-name", "x", "--sim-layers", "7"]
-    plan = hosting.read(DECODE, [*argv, "--sim-cost-prefill-base", "0.5"])
+    plan = read(DECODE, [*argv, "--sim-cost-prefill-base", "0.5"])
     assert (plan.engine.sim.model, plan.engine.sim.layers, plan.engine.sim.cost.prefill_base) == ("x", 7, 0.5)
 
 
@@ -259,7 +259,7 @@ def test_flags_that_cannot_work_are_config_errors(name: str) -> None:
     """Before an engine is started."""
     program, argv, words = BAD_FLAGS[name]
     with pytest.raises(errors.ConfigError, match=words):
-        hosting.read(program, argv)
+        read(program, argv)
 
 
 async def test_odd_cores_are_refused_when_the_engine_is_built() -> None:

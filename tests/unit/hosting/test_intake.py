@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.engine import ends
-from pdserve.engine.intake import OneShot, check_prompt, check_request_id
-from pdserve.engine.testing import INFO
+from pdserve.engine.checks import check_prompt
+from pdserve.engine.hosting.intake import OneShot, check_request_id
+from pdserve.engine.hosting.testing import INFO
 from pdserve.kvd.client.messages import End, Facts, Outcome
 from pdserve.rpc import errors
 

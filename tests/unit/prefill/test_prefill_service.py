@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.prefill.v1 import prefill_pb2, prefill_pb2_grpc
-from pdserve.engine.peers import Peers
+from pdserve.engine.hosting.peers import Peers
+from pdserve.engine.hosting.testing import INFO, Run, ScriptedEngine, ScriptedHandoffs
 from pdserve.engine.port import EngineTimes, Finish, Output, Produce, Sampling
-from pdserve.engine.testing import INFO, Run, ScriptedEngine, ScriptedHandoffs
 from pdserve.kvd.client.messages import Facts, Outcome
 from pdserve.kvd.types import Mode, Ticket
 from pdserve.prefill.service import NAME, PrefillService

@@ -11,7 +11,7 @@ import pytest
 from pdserve.proxy.admission import Admission
 from pdserve.proxy.credits import Ledger
 from pdserve.proxy.drive import Driver, DriveSettings, Job
-from pdserve.proxy.legs import Accepted, Done, Ready, Released, Tokens
+from pdserve.proxy.legs import Done, Ready, Released, Tokens
 from pdserve.proxy.owner import Owner
 from pdserve.proxy.parts import Point
 from pdserve.proxy.registry import Registry
@@ -200,7 +200,7 @@ async def test_read_is_serial() -> None:
     assert decode.order.source.ticket == b"the ticket"
     assert decode.order.source.transfer_id == order.transfer_id
     assert decode.order.prompt == order.prompt, "tokenised once"
-    decode.say(Accepted(), tokens("a"), tokens("b", Finish.LENGTH), done(recomputed=1))
+    decode.say(tokens("a"), tokens("b", Finish.LENGTH), done(recomputed=1))
     decode.end()
     await run.task
     started, first, last, finished = run.events

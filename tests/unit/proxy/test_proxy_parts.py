@@ -1,5 +1,9 @@
 """TTFT's parts: disjoint, complete, and silent about what no stamp explains."""
 
+import itertools
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +12,7 @@ from pdserve.proxy.parts import Point, align, chain, split
 from pdserve.proxy.types import Stamps
 
 MS = 1_000_000
+DOCS = Path(__file__).parents[3] / "docs/sdk.md"
 
 
 def read_points() -> dict[int, int]:
@@ -18,6 +23,14 @@ def read_points() -> dict[int, int]:
         at += place * MS
         points[point] = at
     return points
+
+
+def test_the_docs_name_every_part() -> None:
+    """The table of docs/sdk.md has each part of each kind of request, and no other."""
+    table = DOCS.read_text().partition("| part | until |")[2].partition("\n\n")[0]
+    told = re.findall(r"`([a-z_.]+)`", table)
+    kinds = itertools.product((True, False), repeat=2)
+    assert sorted(told) == sorted({name for a, b in kinds for _, name in chain(handed_over=a, retried=b)})
 
 
 def test_a_read_splits_into_its_parts() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.costmodel import CostModel
-from pdserve.engine.host import HandoffHost
+from pdserve.engine.hosting.handoff_host import HandoffHost
 from pdserve.engine.sim import SimConfig, SimEngine
 from pdserve.kvd.client import AttachConfig, Outcome
 from pdserve.kvd.testing import RunningKvd, running_kvd

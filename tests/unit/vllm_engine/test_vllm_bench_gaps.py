@@ -32,14 +32,16 @@ def test_the_idle_connectors_share_is_of_medians() -> None:
     idle = Idle.of([[undisturbed, disturbed], [undisturbed]])
     assert idle.percent == pytest.approx(1.0)
     assert idle.by_start == pytest.approx((1.01, 1.01))
-    assert len(idle.by_turn) == 3
 
 
-def test_starts_that_differ_show_in_the_ratios() -> None:
-    """The spread is not averaged away: each start has its own ratio, the turns are ascending."""
-    idle = Idle.of([[Turn([1.2] * 3, [1.0] * 3)], [Turn([0.9] * 3, [1.0] * 3)]])
-    assert idle.by_start == pytest.approx((1.2, 0.9))
-    assert idle.by_turn == pytest.approx((0.9, 1.2))
+def test_two_engines_that_differ_by_luck_even_out_over_starts() -> None:
+    """Each start weighs the same, however many turns it had; how far they lie apart is told."""
+    fast = [Turn([0.8] * 3, [1.0] * 3)]
+    slow = [Turn([1.25] * 3, [1.0] * 3)] * 5
+    idle = Idle.of([fast, slow])
+    assert idle.percent == pytest.approx(0.0)
+    assert idle.error_percent == pytest.approx(22.5)
+    assert Idle.of([fast]).error_percent == 0.0
 
 
 def test_nothing_measured_is_no_result() -> None:

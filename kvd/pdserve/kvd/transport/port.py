@@ -86,11 +86,6 @@ class Transport(Protocol):
         """Fixed facts."""
         ...
 
-    @property
-    def degraded(self) -> str:
-        """Why it moves bytes by a slower way than its first choice; empty when it does not."""
-        ...
-
     async def open(self, src: MappedRegion, dst: MappedRegion) -> Session:
         """A new session.
 

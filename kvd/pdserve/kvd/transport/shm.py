@@ -28,7 +28,6 @@ class ShmTransport:
     """One node, host memory. One thread: a second one finds no more memory bandwidth."""
 
     capabilities: Final = Capabilities("shm", frozenset({MemoryKind.HOST}), same_node=True)
-    degraded: Final = ""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

@@ -48,7 +48,6 @@ class SimTransport:
     """See the module. `sleep` is asyncio's, or a test's."""
 
     capabilities: Final = Capabilities("sim", frozenset(MemoryKind), same_node=True)
-    degraded: Final = ""
 
     def __init__(
         self,
@@ -76,7 +75,11 @@ class SimTransport:
     async def carry(
         self, copy: "SimCopy", runs: Runs, src: MappedRegion, dst: MappedRegion, fault: Fault | None
     ) -> Moved:
-        """Occupies the link, waits, and copies."""
+        """Occupies the link, waits, and copies.
+
+        Raises:
+            TransferFailed: the fault says so.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         if fault is Fault.STALL:

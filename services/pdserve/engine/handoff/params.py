@@ -8,12 +8,12 @@ that msgpack keeps as they are.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pdserve.engine.checks import check_transfer_id
 from pdserve.engine.port import Consume, Produce
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest
 
 KEY: Final = "pdserve"
-TRANSFER_ID_BYTES: Final = 16
 
 _FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "produce": {"transfer_id": bytes, "mode": str, "consumers": int, "peer_locator": bytes},
@@ -90,8 +90,7 @@ def decode(params: Mapping[str, Any] | None) -> Produce | Consume | None:
 
 def check(kv: Produce | Consume) -> None:
     """Raises InvalidRequest where the values cannot be meant."""
-    if len(kv.transfer_id) != TRANSFER_ID_BYTES:
-        raise InvalidRequest(f"transfer_id has {len(kv.transfer_id)} bytes, not {TRANSFER_ID_BYTES}")
+    check_transfer_id(kv.transfer_id)
     if isinstance(kv, Produce):
         if kv.consumers < 1:
             raise InvalidRequest(f"a transfer needs at least one consumer, not {kv.consumers}")

@@ -53,7 +53,6 @@ class MonotonicNs(Protocol):
 
 @dataclass(slots=True)
 class _Producer:
-    params: Produce
     prompt_tokens: int
     attempt: int = 0
     announced: int = 0
@@ -70,7 +69,6 @@ class _Producer:
 
 @dataclass(slots=True)
 class _Consumer:
-    params: Consume
     loading: bool
     """The engine waits for `received`."""
     ended: bool = False
@@ -143,7 +141,7 @@ class SchedulerHandoff:
         if isinstance(params, Consume):
             self._accept(handle, params, prompt_tokens, block_ids, local_tokens, external_tokens)
         elif isinstance(params, Produce) and handle not in self._producers:
-            producer = self._producers[handle] = _Producer(params, prompt_tokens)
+            producer = self._producers[handle] = _Producer(prompt_tokens)
             if params.mode is Mode.WRITE:
                 producer.told = True
                 self._announcing.add(handle)
@@ -158,7 +156,7 @@ class SchedulerHandoff:
         last = self._blocks(prompt_tokens)
         if external <= 0:
             first = last  # nothing is needed; kvd is told, so that the producer is let go
-        self._consumers[handle] = _Consumer(params, loading=external > 0)
+        self._consumers[handle] = _Consumer(loading=external > 0)
         self._outbox.append(
             Accept(
                 handle=handle,

@@ -62,11 +62,6 @@ class SimScheduler:
         return len(self.waiting) + len(self._remote) + len(self._landed)
 
     @property
-    def has_work(self) -> bool:
-        """Whether a step could compute something."""
-        return bool(self.running or self.waiting or self._landed)
-
-    @property
     def has_requests(self) -> bool:
         """Whether anything exists, also what only waits for a hand-over."""
         return bool(self.requests)
@@ -293,7 +288,11 @@ class SimScheduler:
         return sent, failed
 
     def release(self, requests: Iterable[SimRequest]) -> None:
-        """Frees what `completed` returned as sent."""
+        """Frees what `completed` returned as sent.
+
+        Raises:
+            PdserveError: a request that still runs.
+        """
         for request in requests:
             if request.status is not Status.FINISHED:
                 raise PdserveError(f"{request.handle} was released while {request.status.value}")

@@ -1,7 +1,8 @@
 """What the connector costs a running vLLM engine: `python -m pdserve.engine.vllm.bench`.
 
 (1) idle connector: a decode step of an engine that is attached to kvd and hands nothing over,
-    against an engine without a connector, in turns on the same core; the ratio is of medians.
+    against an engine without a connector, in turns on the same core; a start's ratio is of medians,
+    the result the mean over several starts.
 (2) landing: the largest gap between two tokens of a running stream while 20 READ transfers land on
     its engine, in steps of the stream alone, less what the joining requests compute anyway.
 
@@ -61,8 +62,8 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 class Plan:
     """How much is measured."""
 
-    starts: int = 4
-    """Starts of the two engines of (1)."""
+    starts: int = 6
+    """Starts of the two engines of (1); an even number, because which starts first alternates."""
     turns: int = 4
     """Turns of each start: a run with and one without the connector."""
     steps: int = 100
@@ -71,10 +72,10 @@ class Plan:
     """Rounds of (2)."""
     transfers: int = 20
     """Prompts that land in each round."""
-    layers: int = 8
-    """Layers of the model."""
-    hidden: int = 512
-    """Width of the model."""
+    layers: int = 16
+    """Layers of the model; each calls the connector in each step."""
+    hidden: int = 128
+    """Width of the model; its weights had better fit a cache, or where they fell decides (1)."""
     seed: int = 0
     """Of the prompts; the weights are always the same."""
 
@@ -110,8 +111,7 @@ class Plan:
 async def measure_idle(rig: Rig, plan: Plan, draw: random.Random) -> Result:
     """What the idle connector adds to a decode step.
 
-    Which engine starts and runs first alternates: a drift of the machine falls on both. Several
-    starts, because two processes of the same program differ by a percent for their whole life.
+    Which engine starts and runs first alternates: a drift of the machine falls on both.
     """
     starts: list[list[Turn]] = []
     for number in range(plan.starts):
@@ -125,7 +125,7 @@ async def measure_idle(rig: Rig, plan: Plan, draw: random.Random) -> Result:
     idle = Idle.of(starts)
     detail = (
         f"step {_ms(idle.ours_s)} with, {_ms(idle.plain_s)} without ({(idle.ours_s - idle.plain_s) * 1e6:+.0f} us); "
-        f"ratio by start {_listed(idle.by_start, 3)}; by turn {idle.by_turn[0]:.3f} to {idle.by_turn[-1]:.3f}; "
+        f"+- {idle.error_percent:.2f}, ratio by start {_listed(idle.by_start, 3)}; "
         f"{plan.starts} starts x {plan.turns} turns x {plan.steps} steps"
     )
     return Result("idle connector", idle.percent, "% of a step", IDLE_TARGET, idle.percent <= IDLE_TARGET, detail)

@@ -40,9 +40,7 @@ class Idle:
     """Median of all gaps."""
     plain_s: float
     by_start: tuple[float, ...]
-    """Ratio of the medians of each start of the two engines: they differ by where memory fell."""
-    by_turn: tuple[float, ...]
-    """The same of each turn, ascending: they differ by what else the machine did."""
+    """Ratio of the medians of each start of the two engines."""
 
     @classmethod
     def of(cls, starts: Sequence[Sequence[Turn]]) -> "Idle":
@@ -51,15 +49,23 @@ class Idle:
         Raises:
             ValueError: nothing was measured.
         """
-        turns = [turn for start in starts for turn in start]
-        ours, plain = _medians(turns)
-        by_turn = sorted(_ratio([turn]) for turn in turns)
-        return cls(ours, plain, tuple(_ratio(start) for start in starts), tuple(by_turn))
+        ours, plain = _medians([turn for start in starts for turn in start])
+        return cls(ours, plain, tuple(one / other for one, other in map(_medians, starts)))
 
     @property
     def percent(self) -> float:
-        """What the connector adds to a step, of the step without."""
-        return (self.ours_s / self.plain_s - 1) * 100
+        """What the connector adds to a step, of the step without: the geometric mean over starts.
+
+        Two processes of one program differ for all their life by where their memory fell. Each start
+        weighs the same, so that this averages out however long each was measured.
+        """
+        return (statistics.geometric_mean(self.by_start) - 1) * 100
+
+    @property
+    def error_percent(self) -> float:
+        """Standard error of `percent`; 0 for a single start, of which nothing is known."""
+        count = len(self.by_start)
+        return statistics.stdev(self.by_start) / count**0.5 * 100 if count > 1 else 0.0
 
 
 def _medians(turns: Sequence[Turn]) -> tuple[float, float]:
@@ -67,11 +73,6 @@ def _medians(turns: Sequence[Turn]) -> tuple[float, float]:
         raise ValueError("nothing was measured")
     ours = statistics.median(gap for turn in turns for gap in turn.ours)
     return ours, statistics.median(gap for turn in turns for gap in turn.plain)
-
-
-def _ratio(turns: Sequence[Turn]) -> float:
-    ours, plain = _medians(turns)
-    return ours / plain
 
 
 @dataclass(frozen=True, slots=True)

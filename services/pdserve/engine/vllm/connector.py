@@ -99,7 +99,12 @@ class KvdConnector(versions.ConnectorBase):
         return RankIdentity(self._of_worker().identity)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, RankIdentity]) -> None:
-        """Scheduler: all ranks are up."""
+        """Scheduler: all ranks are up.
+
+        Raises:
+            ConfigError: their KV layouts differ.
+            KvdUnavailable: no kvd in time.
+        """
         with self._report.errors("scheduler"):
             identities = [metadata[rank].identity for rank in sorted(metadata)]
             if any(other != identities[0] for other in identities):

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import structlog
 
+from pdserve.engine.checks import check_prompt
 from pdserve.engine.handoff import params as handoff_params
-from pdserve.engine.intake import check_prompt
 from pdserve.engine.port import Consume, EngineInfo, Load, Output, Produce, Request
 from pdserve.engine.vllm import news, translate, versions
 from pdserve.engine.vllm.launch import Launched, launch

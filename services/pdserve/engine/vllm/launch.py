@@ -163,6 +163,9 @@ def _to_be_inherited(cpus: Sequence[int], config: Any) -> Iterator[None]:
     import torch
     import torch._dynamo
 
+    from pdserve.engine.vllm import seeds
+
+    seeds.install()
     cores, threads, compiler_off = os.sched_getaffinity(0), torch.get_num_threads(), torch._dynamo.config.disable
     if config.parallel_config.tensor_parallel_size == 1:  # ranks of their own are bound by vLLM
         torch.set_num_threads(len(cpus) or len(cores))

@@ -13,6 +13,9 @@ def belong_to_parent() -> None:
 
     A core whose service was killed would go on, unreachable, with its memory and its KV leased. A
     terminal's Ctrl-C is the service's to hear: it drains first.
+
+    Raises:
+        OSError: the kernel refuses.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()

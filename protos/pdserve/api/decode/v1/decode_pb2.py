@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdserve.api.common.v1 import common_pb2 as pdserve_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pdserve/api/decode/v1/decode.proto\x12\x15pdserve.api.decode.v1\x1a\"pdserve/api/common/v1/common.proto\"\xe1\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x37\n\x08sampling\x18\x03 \x01(\x0b\x32%.pdserve.api.common.v1.SamplingParams\x12/\n\x06source\x18\x04 \x01(\x0b\x32\x1f.pdserve.api.decode.v1.KvSource\x12\x38\n\non_failure\x18\x05 \x01(\x0e\x32$.pdserve.api.common.v1.FailurePolicy\"\x84\x01\n\x08KvSource\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x31\n\x04mode\x18\x02 \x01(\x0e\x32#.pdserve.api.common.v1.TransferMode\x12\x10\n\x06ticket\x18\x03 \x01(\x0cH\x00\x12\x16\n\x0cpeer_locator\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x66rom\"\xb4\x01\n\x0e\x44\x65\x63odeResponse\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.pdserve.api.decode.v1.AcceptedH\x00\x12/\n\x06tokens\x18\x02 \x01(\x0b\x32\x1d.pdserve.api.decode.v1.TokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.pdserve.api.decode.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"\xf3\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x39\n\x08logprobs\x18\x04 \x03(\x0b\x32\'.pdserve.api.common.v1.PositionLogprobs\x12:\n\rfinish_reason\x18\x05 \x01(\x0e\x32#.pdserve.api.common.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x06 \x01(\t\x12-\n\x06stamps\x18\x07 \x01(\x0b\x32\x1d.pdserve.api.common.v1.Stamps\"\x8f\x01\n\x08\x46inished\x12\x19\n\x11\x63ompletion_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x03 \x01(\r\x12\x36\n\x08transfer\x18\x04 \x01(\x0b\x32$.pdserve.api.common.v1.TransferFacts2a\n\x06\x44\x65\x63ode\x12W\n\x06\x44\x65\x63ode\x12$.pdserve.api.decode.v1.DecodeRequest\x1a%.pdserve.api.decode.v1.DecodeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pdserve/api/decode/v1/decode.proto\x12\x15pdserve.api.decode.v1\x1a\"pdserve/api/common/v1/common.proto\"\xe1\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x37\n\x08sampling\x18\x03 \x01(\x0b\x32%.pdserve.api.common.v1.SamplingParams\x12/\n\x06source\x18\x04 \x01(\x0b\x32\x1f.pdserve.api.decode.v1.KvSource\x12\x38\n\non_failure\x18\x05 \x01(\x0e\x32$.pdserve.api.common.v1.FailurePolicy\"\x84\x01\n\x08KvSource\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x31\n\x04mode\x18\x02 \x01(\x0e\x32#.pdserve.api.common.v1.TransferMode\x12\x10\n\x06ticket\x18\x03 \x01(\x0cH\x00\x12\x16\n\x0cpeer_locator\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x66rom\"\x8f\x01\n\x0e\x44\x65\x63odeResponse\x12/\n\x06tokens\x18\x02 \x01(\x0b\x32\x1d.pdserve.api.decode.v1.TokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.pdserve.api.decode.v1.FinishedH\x00\x42\x07\n\x05\x65ventJ\x04\x08\x01\x10\x02R\x08\x61\x63\x63\x65pted\"\xf3\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x39\n\x08logprobs\x18\x04 \x03(\x0b\x32\'.pdserve.api.common.v1.PositionLogprobs\x12:\n\rfinish_reason\x18\x05 \x01(\x0e\x32#.pdserve.api.common.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x06 \x01(\t\x12-\n\x06stamps\x18\x07 \x01(\x0b\x32\x1d.pdserve.api.common.v1.Stamps\"\x8f\x01\n\x08\x46inished\x12\x19\n\x11\x63ompletion_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x03 \x01(\r\x12\x36\n\x08transfer\x18\x04 \x01(\x0b\x32$.pdserve.api.common.v1.TransferFacts2a\n\x06\x44\x65\x63ode\x12W\n\x06\x44\x65\x63ode\x12$.pdserve.api.decode.v1.DecodeRequest\x1a%.pdserve.api.decode.v1.DecodeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVSOURCE']._serialized_start=326
   _globals['_KVSOURCE']._serialized_end=458
   _globals['_DECODERESPONSE']._serialized_start=461
-  _globals['_DECODERESPONSE']._serialized_end=641
-  _globals['_ACCEPTED']._serialized_start=643
-  _globals['_ACCEPTED']._serialized_end=653
-  _globals['_TOKENS']._serialized_start=656
-  _globals['_TOKENS']._serialized_end=899
-  _globals['_FINISHED']._serialized_start=902
-  _globals['_FINISHED']._serialized_end=1045
-  _globals['_DECODE']._serialized_start=1047
-  _globals['_DECODE']._serialized_end=1144
+  _globals['_DECODERESPONSE']._serialized_end=604
+  _globals['_TOKENS']._serialized_start=607
+  _globals['_TOKENS']._serialized_end=850
+  _globals['_FINISHED']._serialized_start=853
+  _globals['_FINISHED']._serialized_end=996
+  _globals['_DECODE']._serialized_start=998
+  _globals['_DECODE']._serialized_end=1095
 # @@protoc_insertion_point(module_scope)

@@ -95,13 +95,8 @@ Global___KvSource: typing_extensions.TypeAlias = KvSource
 class DecodeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ACCEPTED_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
-    @property
-    def accepted(self) -> Global___Accepted:
-        """Blocks are reserved and the source was told."""
-
     @property
     def tokens(self) -> Global___Tokens: ...
     @property
@@ -109,29 +104,18 @@ class DecodeResponse(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        accepted: Global___Accepted | None = ...,
         tokens: Global___Tokens | None = ...,
         finished: Global___Finished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "tokens", b"tokens"]
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["event", b"event", "finished", b"finished", "tokens", b"tokens"]
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "tokens", b"tokens"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["event", b"event", "finished", b"finished", "tokens", b"tokens"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: typing_extensions.TypeAlias = typing.Literal["accepted", "tokens", "finished"]
+    _WhichOneofReturnType_event: typing_extensions.TypeAlias = typing.Literal["tokens", "finished"]
     _WhichOneofArgType_event: typing_extensions.TypeAlias = typing.Literal["event", b"event"]
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___DecodeResponse: typing_extensions.TypeAlias = DecodeResponse
-
-@typing.final
-class Accepted(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-Global___Accepted: typing_extensions.TypeAlias = Accepted
 
 @typing.final
 class Tokens(google.protobuf.message.Message):

@@ -587,12 +587,9 @@ class DescribeResponse(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     TRANSFERS_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
-    DEGRADED_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     version: builtins.str
     draining: builtins.bool
-    degraded: builtins.bool
-    """True when bytes move by a slower way than the transport's first choice could."""
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Transports that work on this node, in order of preference."""
@@ -612,9 +609,8 @@ class DescribeResponse(google.protobuf.message.Message):
         regions: collections.abc.Iterable[Global___Region] | None = ...,
         transfers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         draining: builtins.bool = ...,
-        degraded: builtins.bool = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["degraded", b"degraded", "draining", b"draining", "kvd_epoch", b"kvd_epoch", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "version", b"version"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["draining", b"draining", "kvd_epoch", b"kvd_epoch", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "version", b"version"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DescribeResponse: typing_extensions.TypeAlias = DescribeResponse

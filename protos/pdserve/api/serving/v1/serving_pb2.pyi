@@ -273,7 +273,7 @@ class TimingPart(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name, as docs/tracing lists them."""
+    """Name, as docs/sdk.md lists them."""
     seconds: builtins.float
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from pdserve.engine.handoffs import Handoffs, Watch
+from pdserve.engine.hosting.handoffs import Handoffs, Watch
 from pdserve.rpc.errors import PdserveError, RequestCancelled
 
 

@@ -125,7 +125,7 @@ class ScriptedEngine:
 
 
 class ScriptedWatch:
-    """See pdserve.engine.handoffs.Watch."""
+    """See pdserve.engine.hosting.handoffs.Watch."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 
 from pdserve.api.common.v1 import common_pb2
+from pdserve.engine.hosting.stamps import Stamps
 from pdserve.engine.port import Candidate, Finish, Position, Sampling
-from pdserve.engine.stamps import Stamps
 from pdserve.kvd.client.messages import Facts
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest

@@ -1,11 +1,10 @@
-"""The host's view of hand-overs: the gRPC service beside an engine hears how each transfer ended,
-gives transfers up, and keeps the producers' leases alive.
-"""
+"""`Handoffs` over kvd: the gRPC service beside an engine hears how each transfer ended, gives
+transfers up, and keeps the producers' leases alive."""
 
 import asyncio
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from pdserve.kvd.client.aio import AsyncAttachment
 from pdserve.kvd.client.config import AttachConfig
@@ -19,7 +18,7 @@ _Key = tuple[bytes, int | None]
 class Watch:
     """One end of one transfer, from before the engine hears of it; use as a context manager."""
 
-    def __init__(self, host: "Watches", transfer_id: bytes, consumer: int | None) -> None:
+    def __init__(self, host: "HandoffHost", transfer_id: bytes, consumer: int | None) -> None:
         self.transfer_id = transfer_id
         self.consumer = consumer
         """None: the producer's end."""
@@ -31,12 +30,11 @@ class Watch:
         """The end, where it has come."""
         return self._end.result() if self._end.done() else None
 
-    async def end(self, timeout: float | None) -> End:
-        """Waits for the end, again and by several callers if they like. None waits as long as kvd
-        keeps the transfer open, whose own deadlines bound that.
+    async def end(self, timeout: float) -> End:
+        """Waits for the end, at most `timeout` seconds; again and by several callers if they like.
 
         Raises:
-            DeadlinePassed: no end within `timeout` seconds.
+            DeadlinePassed: it did not come in time.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -58,14 +56,6 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-class Watches(Protocol):
-    """Whoever keeps watches."""
-
-    def forget(self, watch: Watch) -> None:
-        """The watch is not wanted any more."""
-        ...
 
 
 class HandoffHost:

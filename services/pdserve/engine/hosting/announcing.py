@@ -1,6 +1,6 @@
 """What a hosted engine says about itself in each beat."""
 
-from pdserve.engine.peers import Peers
+from pdserve.engine.hosting.peers import Peers
 from pdserve.engine.port import Engine
 from pdserve.runtime.beats import Beat, Role, State
 from pdserve.runtime.clock import Clock

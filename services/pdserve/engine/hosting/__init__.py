@@ -1,0 +1,1 @@
+"""A gRPC service around one engine: what the prefill and decode services share."""
