@@ -97,6 +97,19 @@ async def test_an_end_with_its_facts_comes_once(kvd: Any) -> None:
     await attachment.aclose()
 
 
+async def test_what_cannot_be_sent_ends_its_handle_and_nothing_else(kvd: Any) -> None:
+    """A block id that the wire has no room for is answered here; the stream goes on."""
+    attachment = AsyncAttachment(kvd.socket, hello())
+    await attachment.start(5)
+    attachment.send(Accept("c", TID, 0, (-1,), 0, ticket=b"t"))
+    attachment.send(Begin("p", TID, Mode.WRITE, 1))
+    assert (await kvd.next("begin")).handle == "p"
+    await until(lambda: attachment.ends_available.is_set())
+    (end,) = attachment.drain_ends()
+    assert (end.handle, end.outcome, end.reason, end.producer) == ("c", Outcome.FAILED, "INVALID_REQUEST", False)
+    await attachment.aclose()
+
+
 async def test_a_lost_stream_to_the_same_kvd_loses_nothing(kvd: Any) -> None:
     """After a stream is lost the same hello comes back and says again what is open; no end is made up."""
     attachment = AsyncAttachment(kvd.socket, hello(), config=PATIENT)

@@ -12,7 +12,7 @@ from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.kvd.client import codec
 from pdserve.kvd.client.config import AttachConfig
 from pdserve.kvd.client.ledger import Ledger
-from pdserve.kvd.client.messages import Cancel, End, Fenced, Hello, Participant, Request, Retract, Welcome
+from pdserve.kvd.client.messages import Cancel, End, Fenced, Hello, Participant, Renew, Request, Retract, Welcome
 from pdserve.rpc.channel import CHANNEL_OPTIONS
 from pdserve.rpc.errors import (
     ConfigError,
@@ -250,12 +250,23 @@ class AsyncAttachment:
             while self._unsent:
                 message = self._unsent.popleft()
                 try:
-                    await call.write(codec.encode(message))
+                    wire = codec.encode(message)
+                except (TypeError, ValueError) as error:  # a number that the field cannot hold
+                    self._unsendable(message, error)
+                    continue
+                try:
+                    await call.write(wire)
                 except BaseException:
                     self._unsent.appendleft(message)
                     raise
             self._something_to_send.clear()
             await self._something_to_send.wait()
+
+    def _unsendable(self, message: Request, error: Exception) -> None:
+        log.error("kvd.unsendable", kind=type(message).__name__, error=str(error), **self._names())
+        if not isinstance(message, Cancel | Renew):
+            refused = InvalidRequest(f"{type(message).__name__} cannot be sent: {error}")
+            self._deliver_all(self._ledger.refuse(message.handle, refused))
 
     async def _welcomed(self, welcome: Welcome) -> None:
         fresh = self._welcome is None or self._welcome.kvd_epoch != welcome.kvd_epoch

@@ -76,6 +76,14 @@ class Ledger:
         """What to say to the same kvd over a new stream: all that is open, oldest first."""
         return [m for messages in self._open.values() for m in messages if m not in self._held]
 
+    def refuse(self, handle: str, error: PdserveError) -> list[End]:
+        """Ends one handle, if it is open: what was said of it cannot be sent."""
+        messages = self._open.pop(handle, None)
+        if messages is None:
+            return []
+        self._ended.add(handle)
+        return [_local_end(messages[0], error)]
+
     def abandon(self, error: PdserveError) -> list[End]:
         """Ends everything that is open: kvd is gone."""
         ends = [_local_end(messages[0], error) for messages in self._open.values()]
