@@ -60,6 +60,19 @@ async def test_recompute_computes_at_decode_in_the_end(launch: Launch, prompt: P
 
 
 @BOTH
+async def test_one_of_several_hand_overs_fails(launch: Launch, prompt: Prompt, mode: str) -> None:
+    """n = 2, policy recompute: the answer whose copy fails is computed at decode, and the cost is said."""
+    fleet = await launch(bandwidth=FAST, prefix_cache=False)
+    tokens = prompt(TOKENS)
+    fleet.faults.script += [None, Fault.FAIL]
+    answer = await fleet.ask(tokens, mode=mode, on_failure="recompute", n=2)
+    alone = await fleet.alone(tokens)
+    assert [choice.token_ids for choice in answer.choices] == [alone, alone]
+    assert (answer.fallbacks, answer.recomputed_tokens) == (1, TOKENS)
+    await fleet.settled(5)
+
+
+@BOTH
 @pytest.mark.parametrize("pairs", [1, 2])
 async def test_prefill_dies_while_it_computes(launch: Launch, prompt: Prompt, mode: str, pairs: int) -> None:
     """Another prefill engine takes over; where there is none, the error says that the engine died."""

@@ -66,6 +66,8 @@ class Brief:
     """Monotonic seconds."""
     grace: float
     release_timeout: float
+    recompute: bool = False
+    """See DecodeOrder."""
 
 
 class Attempt:
@@ -203,7 +205,7 @@ class Attempt:
 
     def _open_decode(self, source: Source | None) -> None:
         brief = self._brief
-        order = DecodeOrder(brief.request_id, brief.prompt, brief.sampling, source)
+        order = DecodeOrder(brief.request_id, brief.prompt, brief.sampling, source, brief.recompute)
         self.decode_sent_ns = self._clock.monotonic_ns()
         self._decode = self._legs.decode(self._grant.choice.decode, order, brief.traceparent, self._left())
 

@@ -96,13 +96,13 @@ def prefill_to_wire(order: PrefillOrder) -> prefill_pb2.PrefillRequest:
 
 
 def decode_to_wire(order: DecodeOrder) -> decode_pb2.DecodeRequest:
-    """A decode leg's request. What follows a failed hand-over is decided here, in the proxy, which
-    knows other prefill engines and bounds what is computed again; so decode itself only fails."""
+    """A decode leg's request. What follows a failed hand-over is the proxy's to decide, which knows
+    other prefill engines and bounds what is computed again; so decode only fails, unless told else."""
     message = decode_pb2.DecodeRequest(
         request_id=order.request_id,
         prompt_token_ids=order.prompt,
         sampling=sampling_to_wire(order.sampling),
-        on_failure=common_pb2.FAILURE_POLICY_FAIL,
+        on_failure=common_pb2.FAILURE_POLICY_RECOMPUTE if order.recompute else common_pb2.FAILURE_POLICY_FAIL,
     )
     source = order.source
     if source is not None:

@@ -226,6 +226,9 @@ class Driver:
             deadline=job.deadline,
             grace=self._settings.grace,
             release_timeout=self._settings.release_timeout,
+            # One of several hand-overs may fail when another answer is already being read: too late
+            # to try elsewhere.
+            recompute=job.sampling.n > 1 and job.on_failure is OnFailure.RECOMPUTE,
         )
         job.attempt = Attempt(brief, grant, self._legs, self._owner, self._clock)
         if job.cancelled:
@@ -273,8 +276,10 @@ class Driver:
             job.points.update(parts.align(ready.stamps, self._boot_id, attempt.prefill_sent_ns, attempt.ready_ns))
         path = parts.chain(handed_over=handed_over, retried=history.fallbacks > 0)
         timings = parts.split(job.points, path, now)
+        fallbacks = history.fallbacks
         if handed_over:
             cached, recomputed = (ready.cached_tokens if ready else 0), done.recomputed_tokens
+            fallbacks += recomputed > 0
         else:
             cached = done.cached_tokens
             recomputed = len(job.prompt) - cached if history.recomputing else 0
@@ -284,7 +289,7 @@ class Driver:
             trace_id=job.trace.trace_id,
             ttft=timings.ttft,
             e2e=timings.e2e,
-            fallbacks=history.fallbacks,
+            fallbacks=fallbacks,
             recomputed_tokens=recomputed,
         )
         return Finished(
@@ -293,7 +298,7 @@ class Driver:
             transfer=done.facts if handed_over else None,
             mode=job.mode if handed_over else None,
             recomputed_tokens=recomputed,
-            fallbacks=history.fallbacks,
+            fallbacks=fallbacks,
             prefill_engine_id=choice.prefill.engine_id if choice.prefill else "",
             decode_engine_id=choice.decode.engine_id,
         )

@@ -73,6 +73,8 @@ class DecodeOrder:
     sampling: Sampling
     source: Source | None
     """None: compute the prompt."""
+    recompute: bool = False
+    """Compute the prompt at decode, for those of several answers whose hand-over fails."""
 
 
 @dataclass(frozen=True, slots=True)
