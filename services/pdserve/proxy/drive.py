@@ -279,7 +279,7 @@ class Driver:
         fallbacks = history.fallbacks
         if handed_over:
             cached, recomputed = (ready.cached_tokens if ready else 0), done.recomputed_tokens
-            fallbacks += recomputed > 0
+            fallbacks += bool(recomputed) and job.on_failure is OnFailure.RECOMPUTE
         else:
             cached = done.cached_tokens
             recomputed = len(job.prompt) - cached if history.recomputing else 0
