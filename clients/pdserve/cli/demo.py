@@ -110,6 +110,10 @@ async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: 
         board.say("4. stopping")
     board.leave()
     board.say(f"\n{demo_check.answers_table(answers)}\n\n{demo_check.parts_table(answers)}\n")
+    board.say(
+        "alone ms: TTFT of the single engine. KV bytes: whole blocks. GB/s: bytes over the time spent copying them."
+    )
+    board.say("The parts are explained in docs/sdk.md. Next: pdserve up\n")
     for fault in faults:
         board.say(f"WRONG: {fault}")
     board.say(demo_check.verdict(answers))

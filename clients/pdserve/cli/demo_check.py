@@ -95,7 +95,7 @@ def answers_table(answers: Sequence[Answer]) -> str:
     """A row per answer: what it cost and what was handed over."""
     header = (
         "answer", "mode", "transport", "same",
-        "TTFT ms", "prompt", "out", "recomputed", "fallbacks", "KV bytes", "GB/s",
+        "TTFT ms", "alone ms", "prompt", "out", "recomputed", "fallbacks", "KV bytes", "GB/s",
     )  # fmt: skip
     rows = []
     for answer in answers:
@@ -107,6 +107,7 @@ def answers_table(answers: Sequence[Answer]) -> str:
                 split.transport,
                 "yes" if answer.identical else "NO",
                 text.milliseconds(split.timings.ttft_seconds),
+                text.milliseconds(answer.alone.timings.ttft_seconds),
                 str(split.usage.prompt_tokens),
                 str(split.usage.completion_tokens),
                 str(split.recomputed_tokens),

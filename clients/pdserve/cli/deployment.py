@@ -110,6 +110,8 @@ def free_ports(engines: int, grpc: int, http: int) -> Ports:
         def one(wanted: int) -> int:
             for port in dict.fromkeys((wanted, 0)):
                 probe = held.enter_context(socket.socket())
+                # As the services bind: connections that are only dying do not hold the port.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 with contextlib.suppress(OSError):
                     probe.bind(("127.0.0.1", port))
                     return int(probe.getsockname()[1])

@@ -18,7 +18,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_call(parser: argparse.ArgumentParser) -> None:
     """Adds what a generating call takes."""
     parser.add_argument("--model", default="", help="default: the deployment's only model")
-    parser.add_argument("--max-tokens", type=count, metavar="N", help="most tokens to generate")
+    parser.add_argument(
+        "--max-tokens", type=count, default=256, metavar="N", help="most tokens to generate; default 256"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default 1")
     parser.add_argument("--top-p", type=float, metavar="P")
     parser.add_argument("--top-k", type=int, metavar="K")

@@ -86,6 +86,9 @@ async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board:
 
     ports = deployment.free_ports(len(plan.engine_names(spec)), args.grpc_port, args.http_port)
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
+    for face, wanted, got in (("gRPC", args.grpc_port, ports.grpc), ("HTTP", args.http_port, ports.http)):
+        if wanted and wanted != got:
+            board.say(f"port {wanted} is taken: {face} is on {got}")
     board.say(f"starting {len(made.processes)} processes; logs are in {made.processes[0].log.parent}")
     fleet = Fleet(made, board, grace=args.drain_timeout)
     stop = Stop(fleet.hurry.set)
