@@ -95,6 +95,7 @@ async def build_engine(choice: EngineChoice) -> Engine:
     settings = VllmSettings(
         model=config.model,
         kvd_socket=str(config.kvd_socket or ""),
+        kvd_seconds=config.kvd_seconds,
         served_model_name=config.served_model_name,
         args=choice.passthrough,
         cpus=_cpus(config.cpus),
