@@ -26,7 +26,8 @@ fi
 [ -n "$python" ] || { say "Python 3.11 is needed and was not found; set PYTHON=/path/to/python3.11"; exit 1; }
 
 say "virtual environment with $("$python" --version 2>&1) in $venv"
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+# Also where one is there without pip, as some tools make them.
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$uv_version"
 
 # The CPU build of torch: from the folder of wheels that pip knows of, else from PyTorch's own index.
