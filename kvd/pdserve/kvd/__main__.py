@@ -15,6 +15,8 @@ from pdserve.kvd.node import Node
 from pdserve.kvd.server import serving
 from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.config import load_cluster_key
+from pdserve.runtime.failpoints import FAILPOINTS
+from pdserve.runtime.failpoints.control import from_environment
 from pdserve.runtime.flags import add_flags, from_args
 from pdserve.runtime.lifecycle import Shutdown, Tasks, serve_until_shutdown
 from pdserve.runtime.log import LogFormat, LogLevel, setup
@@ -67,7 +69,7 @@ async def run(config: KvdConfig) -> None:
 
 
 async def _drain(node: Node, seconds: float) -> None:
-    await node.drained(seconds)
+    await node.drained(seconds, stopping=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, around = parse(sys.argv[1:] if argv is None else argv)
         setup("kvd", around.log_format, around.log_level)
+        from_environment(FAILPOINTS)
         asyncio.run(run(config))
     except ConfigError as error:
         print(f"pdserve-kvd: {error.message}", file=sys.stderr)  # noqa: T201  # the log is not set up yet

@@ -12,6 +12,7 @@ from pdserve.kvd.registry import Registry
 from pdserve.kvd.sessions import Pair, Sessions
 from pdserve.kvd.transport.port import Copy, Moved
 from pdserve.rpc.errors import PdserveError, StaleEpoch, TransferFailed
+from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +67,7 @@ class Copier:
     async def _copy(self, post: Post) -> None:
         moved, transport, error = Moved(0, 0), "", ""
         try:
+            await failpoint(Point.KVD_POST)
             session, transport = await self._sessions.get(post.src, post.dst)
             if post.op_id in self._unwanted:
                 error = "cancelled"
@@ -73,6 +75,7 @@ class Copier:
                 copy = session.start(self._plan(post))
                 self._copies[post.op_id] = copy
                 moved = await copy.wait()
+                await failpoint(Point.KVD_COPIED)
                 error = "cancelled" if moved.cancelled else ""
         except PdserveError as failure:
             log.warning("copy_failed", transfer_id=post.transfer_id.hex(), error=failure.message)

@@ -17,6 +17,7 @@ import structlog
 
 from pdserve.kvd.memory_wire import MAX_MESSAGE_BYTES, RegisterRegion, RegisterReply, decode_region, encode_reply
 from pdserve.rpc.errors import InvalidRequest, PdserveError
+from pdserve.runtime.failpoints import Point, failpoint_now
 
 log = structlog.get_logger(__name__)
 
@@ -129,6 +130,7 @@ class MemorySocket:
                 message = decode_region(data)
             except ValueError as error:
                 raise InvalidRequest(f"not a region: {error}") from error
+            failpoint_now(Point.KVD_MEMORY)
             check_file(fds[0], message)
             self._register(message, fds[0])
         except PdserveError as error:

@@ -16,6 +16,7 @@ from pdserve.kvd.attachments import Member
 from pdserve.kvd.node import Node
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest, PdserveError, Unavailable
+from pdserve.runtime.failpoints import Point, failpoint, passing
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +47,8 @@ class KvdService(kvd_pb2_grpc.KvdServicer):
         try:
             yield codec.encode_welcome(welcome)
             while (message := await member.next(stream)) is not None:
-                yield codec.encode(message)
+                for arriving in await passing(Point.KVD_TELL, message):
+                    yield codec.encode(arriving)
         finally:
             self._node.detach(member, stream)
             reader.cancel()
@@ -63,6 +65,7 @@ class KvdService(kvd_pb2_grpc.KvdServicer):
         error: PdserveError = Unavailable("the stream has ended")
         try:
             async for request in requests:
+                await failpoint(Point.KVD_HEARD)
                 self._node.handle(member.engine_id, codec.decode(request))
         except PdserveError as refused:
             log.warning("attach_refused", engine_id=member.engine_id, reason=refused.reason, error=refused.message)
@@ -108,6 +111,7 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             regions=regions,
             transfers=self._states(),
             draining=node.transfers.draining,
+            copier=node.mover.name,
         )
 
     def _states(self) -> dict[str, int]:

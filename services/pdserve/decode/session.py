@@ -31,6 +31,7 @@ from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import ConsumerFailed, InvalidRequest, KvdUnavailable, PdserveError, TransferFailed
 from pdserve.runtime.calls import Calls
 from pdserve.runtime.clock import Clock
+from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +99,7 @@ class Decoder:
                 told = told.bind(request_id=ask.request_id)
                 self._check(ask)
                 takings = [] if held is None else [self._taking(held, ask, index) for index in range(ask.answers)]
+                await failpoint(Point.DECODE_RECEIVED)
                 answer = Answer(ask, takings, self._clock)
                 async with Fan(self._engine, self._requests(ask)) as fan:
                     for taking in takings:
@@ -105,6 +107,7 @@ class Decoder:
                     async for index, output in _explained(fan, takings):
                         event = await answer.event(index, output)
                         if event is not None:
+                            await failpoint(Point.DECODE_TOKEN)
                             yield event
                 finished = await answer.finished(self._config.settle_seconds)
                 told.info(

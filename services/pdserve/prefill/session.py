@@ -27,6 +27,7 @@ from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import DeadlinePassed, InvalidRequest, PdserveError, ProducerFailed
 from pdserve.runtime.calls import Calls
 from pdserve.runtime.clock import Clock
+from pdserve.runtime.failpoints import Point, failpoint
 from pdserve.runtime.race import unless
 
 log = structlog.get_logger(__name__)
@@ -124,11 +125,15 @@ class Prefiller:
                 told = told.bind(request_id=ask.request_id)
                 self._check(ask)
                 watch = held.watch(None)
-                yield self._ready(ask, await self._compute(ask, watch))
+                await failpoint(Point.PREFILL_RECEIVED)
+                output = await self._compute(ask, watch)
+                await failpoint(Point.PREFILL_READY)
+                yield self._ready(ask, output)
                 end = await watch.end(self._config.release_seconds)
                 told.info("prefill_ended", **words(end))
                 if not end.outcome.good:
                     raise error_of(end)
+                await failpoint(Point.PREFILL_RELEASED)
                 yield Released(end.facts)
         except PdserveError as error:
             told.warning("prefill_failed", reason=error.reason, detail=error.message)

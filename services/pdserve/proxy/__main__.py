@@ -15,6 +15,8 @@ from pdserve.rpc.errors import ConfigError, PdserveError
 from pdserve.runtime import flags
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import check_bind, load_cluster_key
+from pdserve.runtime.failpoints import FAILPOINTS
+from pdserve.runtime.failpoints.control import from_environment
 from pdserve.runtime.lifecycle import Shutdown, serve_until_shutdown
 from pdserve.runtime.log import LogFormat, LogLevel, setup
 from pdserve.runtime.signing import Signer
@@ -59,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     setup("proxy", LogFormat(args.log_format), LogLevel(args.log_level))
     try:
+        from_environment(FAILPOINTS)
         config = flags.from_args(ProxyConfig, args)
         key = load_cluster_key(args.cluster_key_file)
         check_bind(config.host, key, insecure=args.insecure)

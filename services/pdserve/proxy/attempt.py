@@ -44,6 +44,7 @@ from pdserve.rpc.errors import (
     TransferFailed,
 )
 from pdserve.runtime.clock import Clock
+from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +102,7 @@ class Attempt:
             PdserveError: prefill failed before its offer.
         """
         brief, prefill = self._brief, self._grant.choice.prefill
+        await failpoint(Point.PROXY_DISPATCH)
         self._raise_if_closed()
         if prefill is None:
             self._open_decode(None)
@@ -110,6 +112,7 @@ class Attempt:
         else:
             self._open_prefill()
             await self._offered.wait()  # bounded by the leg's own deadline
+            await failpoint(Point.PROXY_BETWEEN)
             self._raise_if_closed()
             if self.prefill_error is not None or self.ready is None:  # perhaps lost again in the same turn
                 raise self.prefill_error or ProducerFailed("prefill ended without an offer")
@@ -130,6 +133,7 @@ class Attempt:
                 cause = self.prefill_error  # says more, unless it only echoes decode's
                 raise (error if cause is None or isinstance(cause, TransferFailed) else cause) from None
             if isinstance(event, Tokens):
+                await failpoint(Point.PROXY_TOKEN)
                 if not self.first_token_ns:
                     self.first_token_ns = self._clock.monotonic_ns()
                     self._disarm()

@@ -17,6 +17,7 @@ import zmq.asyncio
 from pdserve.rpc.errors import ConfigError, InvalidRequest, from_reason
 from pdserve.runtime import beats
 from pdserve.runtime.beats import Beat, Reply, State
+from pdserve.runtime.failpoints import Point, passing
 from pdserve.runtime.signing import Signer
 
 log = structlog.get_logger(__name__)
@@ -110,7 +111,8 @@ class Registration:
             self._sequence += 1
             frame = beats.encode(self._snapshot(self._state, self._sequence), self._signer)
             with contextlib.suppress(zmq.Again):  # gone since: the silence below says so
-                await self._socket.send(frame, zmq.NOBLOCK)
+                for arriving in await passing(Point.BEAT, frame):
+                    await self._socket.send(arriving, zmq.NOBLOCK)
         self._unanswered += 1
         if self._unanswered == self._config.silent_beats + 1:
             log.warning("proxy_silent", proxy=self._endpoint, beats=self._config.silent_beats)

@@ -12,7 +12,20 @@ from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.kvd.client import codec
 from pdserve.kvd.client.config import AttachConfig
 from pdserve.kvd.client.ledger import Ledger
-from pdserve.kvd.client.messages import Cancel, End, Fenced, Hello, Participant, Renew, Request, Retract, Welcome
+from pdserve.kvd.client.messages import (
+    Accept,
+    Begin,
+    Cancel,
+    End,
+    Fenced,
+    Hello,
+    Offer,
+    Participant,
+    Renew,
+    Request,
+    Retract,
+    Welcome,
+)
 from pdserve.rpc.channel import CHANNEL_OPTIONS
 from pdserve.rpc.errors import (
     ConfigError,
@@ -24,6 +37,7 @@ from pdserve.rpc.errors import (
     Unauthenticated,
 )
 from pdserve.rpc.status import to_error
+from pdserve.runtime.failpoints import Point, passing
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +51,12 @@ _OPTIONS = [
 
 _REFUSALS = (InvalidRequest, Unauthenticated, TicketRefused, IncompatibleEngines, ConfigError)
 """Errors that another attempt with the same hello would meet again."""
+
+_POINTS = {
+    Begin: Point.CONNECTOR_BEGIN,
+    Offer: Point.CONNECTOR_OFFER,
+    Accept: Point.CONNECTOR_ACCEPT,
+}
 
 _MOST_KEPT = 4096
 """Messages kept for a kvd that has been given up."""
@@ -255,7 +275,9 @@ class AsyncAttachment:
                     self._unsendable(message, error)
                     continue
                 try:
-                    await call.write(wire)
+                    point = _POINTS.get(type(message))
+                    for arriving in (wire,) if point is None else await passing(point, wire):
+                        await call.write(arriving)
                 except BaseException:
                     self._unsent.appendleft(message)
                     raise

@@ -5,6 +5,7 @@ import threading
 import zmq
 
 from pdserve.kvd.notices import Notice, encode
+from pdserve.runtime.failpoints import Point, passing_now
 
 _HIGH_WATER = 10_000
 
@@ -39,11 +40,12 @@ class NoticeSender:
 
     def send(self, notice: Notice) -> bool:
         """Sends, or drops at once; whether it was sent."""
-        frame = encode(notice)
+        arriving = passing_now(Point.CONNECTOR_NOTICE, encode(notice))
         with self._lock:
             if self._socket is not None:
                 try:
-                    self._socket.send(frame, zmq.NOBLOCK)
+                    for frame in arriving:
+                        self._socket.send(frame, zmq.NOBLOCK)
                     return True
                 except zmq.Again:
                     pass  # kvd does not keep up; counted below

@@ -18,6 +18,7 @@ from pdserve.kvd.transport.port import Capabilities, MappedRegion, Moved
 from pdserve.kvd.transport.shm import check_runs
 from pdserve.kvd.types import MemoryKind
 from pdserve.rpc.errors import TransferFailed
+from pdserve.runtime.failpoints import Point, failpoint
 
 
 class Fault(enum.Enum):
@@ -82,6 +83,7 @@ class SimTransport:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
+        await failpoint(Point.KVD_LINK)
         if fault is Fault.STALL:
             await loop.create_future()  # until the session's close cancels it
         async with self._link:

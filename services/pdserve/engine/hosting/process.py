@@ -28,6 +28,8 @@ from pdserve.runtime import log
 from pdserve.runtime.calls import Calls
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import advertised_host, check_bind, join_address, load_cluster_key, split_address
+from pdserve.runtime.failpoints import FAILPOINTS
+from pdserve.runtime.failpoints.control import from_environment
 from pdserve.runtime.lifecycle import Shutdown, Tasks, serve_until_shutdown
 from pdserve.runtime.registration import Registration
 from pdserve.runtime.server import Server
@@ -49,6 +51,7 @@ def main(program: Program[Any], argv: Sequence[str] | None = None) -> int:
     try:
         plan = read(program, sys.argv[1:] if argv is None else argv)
         log.setup(program.name, plan.host.log_format, plan.host.log_level)
+        from_environment(FAILPOINTS)
         asyncio.run(_run(program, plan))
     except PdserveError as error:
         said.error("ended", reason=error.reason, detail=error.message)

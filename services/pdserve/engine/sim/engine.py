@@ -37,6 +37,7 @@ from pdserve.rpc.errors import (
     TransferFailed,
 )
 from pdserve.runtime.clock import Clock
+from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -294,6 +295,7 @@ class SimEngine:
         return Step(tuple(work), step.plan)
 
     async def _compute(self, step: Step) -> None:
+        await failpoint(Point.SIM_STEP)
         # One token alone costs what a decoded one does, also the last of a prompt after a hand-over.
         prefill = sum(w.count for w in step.work if w.count > 1)
         decoding = [w for w in step.work if w.count == 1]
@@ -308,6 +310,7 @@ class SimEngine:
         for layer in layers:
             await self._sleep(seconds / self._config.layers)
             self._kv.compute(layer, places)
+            await failpoint(Point.SIM_LAYER)
             self._links.layer_done(layer)
 
     def _sample(self, sim: SimRequest) -> None:
