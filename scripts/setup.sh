@@ -6,7 +6,9 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 stamp=$venv/.ready
-want=$(cat requirements/dev.lock pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)
+# What is compiled while installing, too: a changed copy.c is no longer that of the library beside it.
+copy_loop=kvd/pdserve/kvd/transport
+want=$(cat requirements/dev.lock pyproject.toml scripts/setup.sh hatch_build.py "$copy_loop/copy.c" | sha256sum | cut -d' ' -f1)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
   exit 0
 fi
@@ -45,5 +47,6 @@ fi
 say "installing $(grep -cE '^[a-z]' requirements/dev.lock) pinned packages (2.5 GB on disk, about a minute) and compiling byte code"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --compile-bytecode "${torch[@]}" -r requirements/dev.lock
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --editable .
+[ -f "$copy_loop/libcopy.so" ] || say "no C compiler worked (CC, or cc): kvd will copy from Python, more slowly"
 echo "$want" >"$stamp"
 say "done"

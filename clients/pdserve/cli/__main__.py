@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": ("pdserve.cli.generate", "answer one prompt"),
     "chat": ("pdserve.cli.chat", "talk to a model"),
     "status": ("pdserve.cli.status", "show the engines behind a proxy"),
+    "kvd": ("pdserve.cli.kvd", "show what a node's kvd holds, and drain it"),
     "demo": ("pdserve.cli.demo", "show that a split answer is the one a single engine gives"),
     "model": ("pdserve.cli.model", "fetch a small model to try things with"),
 }

@@ -75,14 +75,14 @@ def publish(state_dir: Path, plan: Plan, pids: dict[str, int]) -> None:
     draft.replace(state_dir / _RECORD)
 
 
-def find(state_dir: Path | None) -> Deployment:
-    """The deployment that runs in a folder; None: in the default one.
+def find(state_dir: Path | None, instead: str = "name one with --target HOST:PORT") -> Deployment:
+    """The deployment that runs in a folder; None: in the default one. `instead`: the caller's other way on.
 
     Raises:
         ConfigError: none runs there, or it is not ready yet.
     """
     where = state_dir or default_dir()
-    hint = "start one with `pdserve up`, or name one with --target HOST:PORT"
+    hint = f"start one with `pdserve up`, or {instead}"
     if not (where / _LOCK).exists():
         raise ConfigError(f"no deployment runs in {where}: {hint}")
     with _lock(where) as held:

@@ -17,6 +17,8 @@ Kind = Literal["kvd", "engine", "proxy"]
 MAX_SOCKET_PATH = 107
 """Bytes of the longest Unix socket path that Linux takes."""
 _LONGEST_SOCKET = "notices.sock"
+KVD_SOCKET = "kvd.sock"
+"""Name of kvd's gRPC socket in its state folder, as `pdserve-kvd` has it too."""
 _HOST = "127.0.0.1"
 _SILENCE = 15
 """Beats that an engine may miss. On one machine a death is told by a broken connection, at once; silence mostly means
@@ -120,7 +122,7 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
     size = len(str(state_dir / _LONGEST_SOCKET).encode())
     if size > MAX_SOCKET_PATH:
         raise ConfigError(f"state folder {state_dir} is too long: a socket in it would have {size} bytes")
-    socket = state_dir / "kvd.sock"
+    socket = state_dir / KVD_SOCKET
     env = {"PDSERVE_CLUSTER_KEY_FILE": str(state_dir / "cluster.key"), "PYTHONUNBUFFERED": "1"}
     logs = state_dir / "logs"
 

@@ -48,4 +48,6 @@ def summary(done: Completion) -> str:
         facts.append(f"KV {size(done.kv_bytes)} over {done.transport} at {speed:.2f} GB/s")
     if done.fallbacks:
         facts.append(f"{done.fallbacks} fallbacks")
+    if done.continuations:
+        facts.append(f"continued {done.continuations} times")
     return ", ".join([*facts, f"request {done.request_id}"])

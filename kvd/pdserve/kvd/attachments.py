@@ -22,11 +22,13 @@ Message = End | Fenced
 class Member:
     """One participant, over all its streams."""
 
-    def __init__(self, hello: Hello, pid: int, max_backlog: int) -> None:
+    def __init__(self, hello: Hello, pid: int, max_backlog: int, now: float) -> None:
         self.engine_id = hello.engine_id
         self.kind = hello.participant
         self.rank = hello.rank if hello.participant is Participant.WORKER else 0
         self.pid = pid
+        self.attached_at = now
+        """When it first attached."""
         self.lost_at: float | None = None
         """When its stream was lost; None while it has one."""
         self._max_backlog = max_backlog
@@ -107,7 +109,7 @@ class Attachments:
         self._lost: set[Member] = set()
         """Without a stream, within their grace."""
 
-    def attach(self, hello: Hello, pid: int) -> tuple[Member, int]:
+    def attach(self, hello: Hello, pid: int, now: float) -> tuple[Member, int]:
         """The participant of a hello that the registry has taken, and its stream's number.
 
         Raises:
@@ -119,7 +121,7 @@ class Attachments:
         members = self._members.setdefault(hello.engine_id, {})
         member = members.get((hello.participant, rank))
         if member is None:
-            member = members[hello.participant, rank] = Member(hello, pid, self._max_backlog)
+            member = members[hello.participant, rank] = Member(hello, pid, self._max_backlog, now)
         elif member.pid != pid and member.connected:
             raise InvalidRequest(
                 f"process {member.pid} is attached as {hello.participant.value} {rank} of engine {hello.engine_id}"

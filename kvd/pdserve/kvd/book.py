@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from pdserve.kvd.client.messages import End, Fenced
 from pdserve.kvd.effects import Effect, Note, Tell
 from pdserve.kvd.ends import ConsumerEnd, Op, ProducerEnd, Tomb, Transfer
+from pdserve.kvd.fences import FenceCounts
 from pdserve.kvd.leases import Leases
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.notices import Chunk
@@ -67,6 +68,9 @@ class Book:
     ops: dict[int, Op] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     """How many handles ended, by outcome or reason; for operators."""
+    expired: dict[str, int] = field(default_factory=dict)
+    """How many deadlines of transfers ran out, by the timer's kind; for operators."""
+    fences: FenceCounts = field(default_factory=FenceCounts)
     parked: int = 0
     """Transfers without a producer."""
     next_op: int = 1

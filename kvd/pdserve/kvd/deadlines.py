@@ -28,7 +28,9 @@ class Deadlines:
                 self._due(timer, transfer, now)
 
     def _due(self, timer: Timer, transfer: Transfer, now: float) -> None:
-        limits = self._book.limits
+        limits, expired = self._book.limits, self._book.expired
+        if timer.kind not in ("pfence", "cfence"):
+            expired[timer.kind] = expired.get(timer.kind, 0) + 1
         match timer.kind:
             case "lease":
                 self._expire(transfer, f"the producer's lease of {limits.lease} s was not renewed", now)

@@ -9,6 +9,7 @@ from pdserve.kvd.book import Book, Timer
 from pdserve.kvd.client.messages import End, Facts, Outcome
 from pdserve.kvd.effects import CancelOp, Note, Stop, TearDown, Unmap
 from pdserve.kvd.ends import ConsumerEnd, ProducerEnd, Tomb, Transfer
+from pdserve.kvd.fences import Fence
 from pdserve.kvd.states import Consumer, ConsumerEvent, Producer, ProducerEvent
 
 
@@ -36,7 +37,8 @@ class Endings:
             return
         end.stop, end.peer_stop = stop, peer
         self._book.move_consumer(transfer, end, ConsumerEvent.STOP)
-        end.lease.quarantined = True
+        end.lease.quarantined_at = now
+        end.fence = Fence(now, waits=bool(end.ops))
         self._book.timers.clear(Timer("transfer", transfer.transfer_id, end.index))
         if end.ops:
             self._cancel(end.ops)
@@ -63,7 +65,8 @@ class Endings:
         self.producer_fenced(transfer, now)
 
     def _fence_producer(self, transfer: Transfer, end: ProducerEnd, now: float) -> None:
-        end.lease.quarantined = True
+        end.lease.quarantined_at = now
+        end.fence = Fence(now, waits=bool(end.lease.in_flight))
         self._book.timers.clear(Timer("lease", transfer.transfer_id))
         self._book.timers.clear(Timer("accept", transfer.transfer_id))
         if end.lease.in_flight:
@@ -80,6 +83,7 @@ class Endings:
         book = self._book
         book.timers.clear(Timer("pfence", transfer.transfer_id))
         book.leases.release(end.lease)
+        self._fence_over(end, now)
         attempt, end.fencing_attempt = end.fencing_attempt, None
         if end.stop is not None:
             book.move_producer(transfer, end, ProducerEvent.FREE)
@@ -112,6 +116,7 @@ class Endings:
             return
         self._book.timers.clear(Timer("cfence", transfer.transfer_id, end.index))
         self._book.leases.release(end.lease)
+        self._fence_over(end, now)
         self._book.move_consumer(transfer, end, ConsumerEvent.FENCED)
         assert end.stop is not None
         self._tell(transfer, end, end.stop.outcome, end.stop)
@@ -122,14 +127,21 @@ class Endings:
         """A fence ran past its deadline: tears the sessions down that keep it."""
         if consumer is None:
             assert transfer.producer is not None
-            ops = self._reading(transfer.producer)
+            ops, fence = self._reading(transfer.producer), transfer.producer.fence
             timer = Timer("pfence", transfer.transfer_id)
         else:
-            ops = set(consumer.ops)
+            ops, fence = set(consumer.ops), consumer.fence
             timer = Timer("cfence", transfer.transfer_id, consumer.index)
+        assert fence is not None
+        self._book.fences.overdue(fence)
         self._book.out.append(TearDown(tuple(sorted(ops))))
         self._book.out.append(Note("fence_overdue", transfer.transfer_id, (("operations", len(ops)),)))
         self._book.timers.set(timer, now + self._book.limits.fence)
+
+    def _fence_over(self, end: ProducerEnd | ConsumerEnd, now: float) -> None:
+        assert end.fence is not None
+        self._book.fences.over(end.fence, now)
+        end.fence = None
 
     # -- success ----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pdserve.kvd.effects import Stop
+from pdserve.kvd.fences import Fence
 from pdserve.kvd.leases import Lease
 from pdserve.kvd.progress import Progress
 from pdserve.kvd.states import Consumer, Producer
@@ -21,6 +22,8 @@ class ProducerEnd:
     offered_ns: int = 0
     fencing_attempt: int | None = None
     """A retraction that waits for its `fenced`."""
+    fence: Fence | None = None
+    """While in FENCING."""
     stop: Stop | None = None
 
 
@@ -47,6 +50,8 @@ class ConsumerEnd:
     missing: int = -1
     """Blocks times layers times ranks that have not landed; -1 until paired."""
     ops: set[int] = field(default_factory=set)
+    fence: Fence | None = None
+    """While in FENCING."""
     stop: Stop | None = None
     peer_stop: Stop | None = None
     """What the producer hears, should this be why it ends."""

@@ -27,8 +27,14 @@ class Lease:
     block_ids: list[int] = field(default_factory=list)
     in_flight: int = 0
     """Operations that read or write the blocks now."""
-    quarantined: bool = False
+    quarantined_at: float | None = None
+    """Since when a fence keeps the blocks."""
     released: bool = False
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether a fence keeps the blocks."""
+        return self.quarantined_at is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +159,12 @@ class Leases:
         """Drops the empty books of an engine that has ended.
 
         Raises:
-            IntegrityError: a lease of it is not released.
+            IntegrityError: a lease of it is not released; its books stay, so that it still can be.
         """
-        leases = self._per_engine.pop(engine_id, 0)
-        held = self._holds.pop(engine_id, {})
-        written = self._written.pop(engine_id, {})
-        if leases or held or written:
+        if self.held_by(engine_id) or self._holds.get(engine_id) or self._written.get(engine_id):
             raise IntegrityError(f"engine {engine_id} is forgotten while blocks of it are held")
+        for book in (self._per_engine, self._holds, self._written):
+            book.pop(engine_id, None)
 
     def counts(self, engine_id: str, num_blocks: int) -> BlockCounts:
         """Blocks of one engine by state, of `num_blocks` in all."""

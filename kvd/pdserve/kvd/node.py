@@ -6,13 +6,26 @@ calls the core and then `_settle`, which carries out the effects and sets the ti
 
 import asyncio
 import contextlib
+import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 
 import structlog
 
 from pdserve.kvd.attachments import Attachments, Member
-from pdserve.kvd.client.messages import Accept, Begin, Cancel, End, Hello, Offer, Renew, Request, Retract, Welcome
+from pdserve.kvd.client.messages import (
+    Accept,
+    Begin,
+    Cancel,
+    End,
+    Hello,
+    Offer,
+    Outcome,
+    Renew,
+    Request,
+    Retract,
+    Welcome,
+)
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.copier import Copier
 from pdserve.kvd.credentials import source_of
@@ -29,7 +42,7 @@ from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.make import MakeTransports, make_transports
 from pdserve.kvd.transport.port import MappedRegion, Moved
 from pdserve.kvd.types import MemoryKind, RegionKey
-from pdserve.rpc.errors import ConfigError, InvalidRequest, PdserveError
+from pdserve.rpc.errors import ConfigError, Draining, InvalidRequest, PdserveError
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.signing import Signer
 
@@ -52,11 +65,14 @@ class Node:
         self.defects = 0
         """Errors that only a defect of kvd explains, such as books that do not add up; 0 in a good one."""
         self._clock = clock or Clock()
+        self.started_at = self.now()
         self._signer = Signer(config.cluster_key.secret)
         try:
             self._arena = Arena()
         except OSError as error:
             raise ConfigError(f"no address range for the regions: {error}") from error
+        self.mover = self._arena.mover
+        """How host memory is copied."""
         self.transports = tuple(transports(config, self._arena))
         self.mapped: dict[RegionKey, MappedRegion] = {}
         """The memory that is here."""
@@ -67,8 +83,11 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._verbose = bool(log.is_enabled_for(logging.DEBUG))
         self._changed = asyncio.Event()
         self._idle = True
+        self._stopping = False
+        """The drain is the last one."""
         self._closing = False
 
     async def start(self) -> None:
@@ -113,7 +132,7 @@ class Node:
         if hello.rank and hello.rank >= hello.ranks:
             raise InvalidRequest(f"rank {hello.rank} of {hello.ranks}")
         self.registry.hello(hello.engine_id, hello.ranks, hello.protocol, hello.identity)
-        member, stream = self.attachments.attach(hello, pid)
+        member, stream = self.attachments.attach(hello, pid, self.now())
         log.info("attached", engine_id=hello.engine_id, participant=hello.participant.value, rank=hello.rank)
         self.transfers.regions_changed(hello.engine_id, self.now())
         self._settle()
@@ -171,12 +190,26 @@ class Node:
         else:
             self.transfers.accept(engine_id, message, source, now)
 
-    async def drained(self, deadline: float) -> int:
-        """Takes no new transfers from now on; how many are still open after at most `deadline` seconds."""
+    async def drained(self, deadline: float, *, stopping: bool = False) -> int:
+        """Takes no new transfers from now on; how many are still open when none is, after at most
+        `deadline` seconds, or when the drain is undone. `stopping`: it is not to be undone."""
         self.transfers.draining = True
+        self._stopping = self._stopping or stopping
+        self._changed.set()
         with contextlib.suppress(TimeoutError):  # the number says it
-            await self.until(lambda: not self.transfers.book.transfers, deadline)
+            await self.until(lambda: not self.transfers.book.transfers or not self.transfers.draining, deadline)
         return len(self.transfers.book.transfers)
+
+    def undrain(self) -> None:
+        """Takes new transfers again.
+
+        Raises:
+            Draining: the daemon is about to stop.
+        """
+        if self._stopping:
+            raise Draining("kvd is about to stop: the drain cannot be undone")
+        self.transfers.draining = False
+        self._changed.set()
 
     async def until(self, true: Callable[[], bool], timeout: float) -> None:
         """Waits for something about this node to become true.
@@ -265,11 +298,20 @@ class Node:
                 regions = [key for key in self.mapped if key.engine_id == effect.engine_id]
                 self._spawn(self._unmap(effect.engine_id, [self.mapped.pop(key) for key in regions]))
             case Note():
-                level = log.debug if effect.event.endswith("_moved") else log.warning
-                level(effect.event, transfer_id=effect.transfer_id.hex(), **dict(effect.facts))
+                self._log_note(effect)
+
+    def _log_note(self, note: Note) -> None:
+        moved = note.event.endswith("_moved")
+        if moved and not self._verbose:  # six a transfer, which nobody would see
+            return
+        level = log.debug if moved else log.warning
+        level(note.event, transfer_id=note.transfer_id.hex(), **dict(note.facts))
 
     def _log_end(self, engine_id: str, end: End) -> None:
-        log.info(
+        if end.outcome is Outcome.RELEASED and not self._verbose:
+            return  # its last consumer's LANDED has said it
+        level = log.debug if end.outcome is Outcome.RELEASED else log.info
+        level(
             "transfer_end",
             engine_id=engine_id,
             request_id=end.handle,

@@ -10,7 +10,8 @@ import structlog
 from pdserve.api.kvd.v1 import kvd_pb2_grpc
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.node import Node
-from pdserve.kvd.service import KvdService, OperatorService
+from pdserve.kvd.operator import OperatorService
+from pdserve.kvd.service import KvdService
 from pdserve.kvd.transport.make import MakeTransports, make_transports
 from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.server import Server
@@ -41,6 +42,8 @@ async def serving(config: KvdConfig, *, transports: MakeTransports = make_transp
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(service.close)
+        if node.mover.slow_because:
+            log.warning("kvd_copies_slowly", copier=node.mover.name, because=node.mover.slow_because)
         await server.serving(True)
         log.info(
             "kvd_ready",
@@ -48,6 +51,7 @@ async def serving(config: KvdConfig, *, transports: MakeTransports = make_transp
             state_dir=str(config.state_dir),
             kvd_epoch=node.epoch,
             transports=[t.capabilities.name for t in node.transports],
+            copier=node.mover.name,
             cluster_key=config.cluster_key.given,
         )
         yield node

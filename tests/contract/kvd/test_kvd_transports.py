@@ -11,6 +11,7 @@ import pytest
 from pdserve.kvd.plan import Runs
 from pdserve.kvd.testing import Fault, FaultPlan
 from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.mover import MakeMover, PythonMover, make_mover
 from pdserve.kvd.transport.port import MappedRegion, Session, Transport
 from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.transport.sim import SimTransport
@@ -52,10 +53,16 @@ def _map(arena: Arena, rank: int) -> MappedRegion:
         os.close(fd)
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    """Real memory; what is fake is said by each test."""
-    arena = Arena([1 << 30])
+MOVERS: dict[str, MakeMover] = {
+    "as installed": make_mover,
+    "python": lambda mapping, base: PythonMover(mapping, base, "a test"),
+}
+
+
+@pytest.fixture(params=sorted(MOVERS))
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Real memory, copied in each way; what is fake is said by each test."""
+    arena = Arena([1 << 30], MOVERS[request.param])
     yield Rig(arena, _map(arena, 0), _map(arena, 1))
     arena.close()
 
@@ -121,7 +128,10 @@ async def test_copies_of_one_session_keep_their_order(transport: Transport, rig:
     await session.close()
 
 
-@pytest.mark.parametrize("bad", [(SIZE - 10, 0, 11), (0, SIZE - 10, 11), (0, 2 * SIZE, 1)])
+@pytest.mark.parametrize(
+    "bad",
+    [(SIZE - 10, 0, 11), (0, SIZE - 10, 11), (0, 2 * SIZE, 1), (2**64 - 4096, 0, 8192), (0, 2**64 - 10, 11)],
+)
 async def test_a_run_that_leaves_its_region_copies_nothing(
     transport: Transport, rig: Rig, bad: tuple[int, int, int]
 ) -> None:

@@ -29,7 +29,7 @@ def test_a_block_counts_under_its_gravest_state() -> None:
     flying = leases.grant("e", T, (2, 3), writable=False, now=0, ttl=1)
     flying.in_flight = 1
     barred = leases.grant("e", T, (3,), writable=False, now=0, ttl=1)
-    barred.quarantined = True
+    barred.quarantined_at = 0.0
     counts = leases.counts("e", 4)
     assert (counts.free, counts.leased, counts.in_flight, counts.quarantined) == (1, 1, 1, 1)
     leases.check("e", 4)
@@ -68,7 +68,7 @@ def test_a_quarantined_lease_is_not_renewed() -> None:
     lease = leases.grant("e", T, (1,), writable=False, now=0, ttl=1)
     leases.renew(lease, 5, 1)
     assert lease.expires_at == 6
-    lease.quarantined = True
+    lease.quarantined_at = 0.0
     leases.renew(lease, 9, 1)
     assert lease.expires_at == 6
 
@@ -108,7 +108,7 @@ def test_grants_and_releases_in_any_order_add_up(actions: list[tuple[int, set[in
         elif held and choice == 4:
             leases.extend(held[-1], sorted(blocks - set(held[-1].block_ids)))
         elif held:
-            held[0].quarantined = True
+            held[0].quarantined_at = 0.0
         leases.check("e", 10)
     for lease in held:
         leases.release(lease)

@@ -561,11 +561,136 @@ class Region(google.protobuf.message.Message):
 Global___Region: typing_extensions.TypeAlias = Region
 
 @typing.final
+class EngineParticipant(google.protobuf.message.Message):
+    """One process of an engine that has attached."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    AGE_SECONDS_FIELD_NUMBER: builtins.int
+    ATTACHED_FIELD_NUMBER: builtins.int
+    LOST_SECONDS_FIELD_NUMBER: builtins.int
+    participant: Global___Participant.ValueType
+    rank: builtins.int
+    """Of a worker."""
+    pid: builtins.int
+    age_seconds: builtins.float
+    """Since it first attached, seconds."""
+    attached: builtins.bool
+    """Whether it has a stream now; without one it may come back within the grace."""
+    lost_seconds: builtins.float
+    """Since it lost its stream, seconds; 0 while attached."""
+    def __init__(
+        self,
+        *,
+        participant: Global___Participant.ValueType = ...,
+        rank: builtins.int = ...,
+        pid: builtins.int = ...,
+        age_seconds: builtins.float = ...,
+        attached: builtins.bool = ...,
+        lost_seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "attached", b"attached", "lost_seconds", b"lost_seconds", "participant", b"participant", "pid", b"pid", "rank", b"rank"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___EngineParticipant: typing_extensions.TypeAlias = EngineParticipant
+
+@typing.final
+class Engine(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    AGE_SECONDS_FIELD_NUMBER: builtins.int
+    PARTICIPANTS_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    ranks: builtins.int
+    """Tensor-parallel ranks; 0 until its first hello."""
+    age_seconds: builtins.float
+    """Since its first participant attached, seconds."""
+    ended: builtins.bool
+    """It is over, but its memory is still in use."""
+    @property
+    def participants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineParticipant]: ...
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        ranks: builtins.int = ...,
+        age_seconds: builtins.float = ...,
+        participants: collections.abc.Iterable[Global___EngineParticipant] | None = ...,
+        ended: builtins.bool = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "ended", b"ended", "engine_id", b"engine_id", "participants", b"participants", "ranks", b"ranks"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Engine: typing_extensions.TypeAlias = Engine
+
+@typing.final
+class Fences(google.protobuf.message.Message):
+    """How long ends that were stopped or preempted took until nothing of theirs was in flight. Each
+    fence is bounded by `bound_seconds` plus the closing of its session.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    WAITED_FIELD_NUMBER: builtins.int
+    LONGEST_SECONDS_FIELD_NUMBER: builtins.int
+    TOTAL_SECONDS_FIELD_NUMBER: builtins.int
+    TORN_DOWN_FIELD_NUMBER: builtins.int
+    BOUND_SECONDS_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """Fences that are over, those that found nothing in flight included."""
+    waited: builtins.int
+    """Of these, the ones that had to wait for an operation."""
+    longest_seconds: builtins.float
+    total_seconds: builtins.float
+    torn_down: builtins.int
+    """Fences that passed the deadline, so that a session was torn down."""
+    bound_seconds: builtins.float
+    """The deadline after which the session is torn down."""
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+        waited: builtins.int = ...,
+        longest_seconds: builtins.float = ...,
+        total_seconds: builtins.float = ...,
+        torn_down: builtins.int = ...,
+        bound_seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bound_seconds", b"bound_seconds", "count", b"count", "longest_seconds", b"longest_seconds", "torn_down", b"torn_down", "total_seconds", b"total_seconds", "waited", b"waited"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Fences: typing_extensions.TypeAlias = Fences
+
+@typing.final
 class DescribeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
     class TransfersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["key", b"key", "value", b"value"]
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+    @typing.final
+    class ExpiriesEntry(google.protobuf.message.Message):
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         KEY_FIELD_NUMBER: builtins.int
@@ -587,9 +712,23 @@ class DescribeResponse(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     TRANSFERS_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    UPTIME_SECONDS_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    FENCES_FIELD_NUMBER: builtins.int
+    EXPIRIES_FIELD_NUMBER: builtins.int
+    DEFECTS_FIELD_NUMBER: builtins.int
+    COPIER_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     version: builtins.str
     draining: builtins.bool
+    uptime_seconds: builtins.float
+    """Since kvd started, seconds."""
+    defects: builtins.int
+    """Errors that only a defect of kvd explains."""
+    copier: builtins.str
+    """How host memory is copied: "compiled", or "python" (slower) where the installation has no compiled
+    copy loop for this machine.
+    """
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Transports that work on this node, in order of preference."""
@@ -600,6 +739,14 @@ class DescribeResponse(google.protobuf.message.Message):
     def transfers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Transfers by state, in the words of kvd/README.md."""
 
+    @property
+    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Engine]: ...
+    @property
+    def fences(self) -> Global___Fences: ...
+    @property
+    def expiries(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Deadlines that ran out, by name: lease (an incident: nobody renewed it), accept, park, transfer."""
+
     def __init__(
         self,
         *,
@@ -609,8 +756,16 @@ class DescribeResponse(google.protobuf.message.Message):
         regions: collections.abc.Iterable[Global___Region] | None = ...,
         transfers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         draining: builtins.bool = ...,
+        uptime_seconds: builtins.float = ...,
+        engines: collections.abc.Iterable[Global___Engine] | None = ...,
+        fences: Global___Fences | None = ...,
+        expiries: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        defects: builtins.int = ...,
+        copier: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["draining", b"draining", "kvd_epoch", b"kvd_epoch", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "version", b"version"]
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["fences", b"fences"]
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["copier", b"copier", "defects", b"defects", "draining", b"draining", "engines", b"engines", "expiries", b"expiries", "fences", b"fences", "kvd_epoch", b"kvd_epoch", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "uptime_seconds", b"uptime_seconds", "version", b"version"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DescribeResponse: typing_extensions.TypeAlias = DescribeResponse
@@ -638,6 +793,12 @@ class Transfer(google.protobuf.message.Message):
     AGE_SECONDS_FIELD_NUMBER: builtins.int
     BYTES_MOVED_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    PRODUCER_HANDLE_FIELD_NUMBER: builtins.int
+    CONSUMER_HANDLES_FIELD_NUMBER: builtins.int
+    BYTES_WANTED_FIELD_NUMBER: builtins.int
+    OPERATIONS_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
     transfer_id: builtins.bytes
     mode: pdserve.api.common.v1.common_pb2.TransferMode.ValueType
     producer_engine_id: builtins.str
@@ -647,11 +808,23 @@ class Transfer(google.protobuf.message.Message):
     """Since kvd first heard of it, seconds."""
     bytes_moved: builtins.int
     reason: builtins.str
-    """Of the end, where it has ended."""
+    """Why it is being stopped, UPPER_SNAKE; empty where it is not."""
+    producer_handle: builtins.str
+    """The engine's own name of the request: the producer's, and one per consumer."""
+    bytes_wanted: builtins.int
+    """Bytes that the consumers that have accepted want in all; 0 until their memory is known."""
+    operations: builtins.int
+    """Operations in flight."""
+    waits_for: builtins.str
+    """What it waits for and for how long, in words."""
+    detail: builtins.str
+    """Why it is being stopped, for people."""
     @property
     def consumer_engine_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def consumer_states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def consumer_handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
         self,
         *,
@@ -664,8 +837,14 @@ class Transfer(google.protobuf.message.Message):
         age_seconds: builtins.float = ...,
         bytes_moved: builtins.int = ...,
         reason: builtins.str = ...,
+        producer_handle: builtins.str = ...,
+        consumer_handles: collections.abc.Iterable[builtins.str] | None = ...,
+        bytes_wanted: builtins.int = ...,
+        operations: builtins.int = ...,
+        waits_for: builtins.str = ...,
+        detail: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "bytes_moved", b"bytes_moved", "consumer_engine_ids", b"consumer_engine_ids", "consumer_states", b"consumer_states", "mode", b"mode", "producer_engine_id", b"producer_engine_id", "producer_state", b"producer_state", "reason", b"reason", "transfer_id", b"transfer_id"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "bytes_moved", b"bytes_moved", "bytes_wanted", b"bytes_wanted", "consumer_engine_ids", b"consumer_engine_ids", "consumer_handles", b"consumer_handles", "consumer_states", b"consumer_states", "detail", b"detail", "mode", b"mode", "operations", b"operations", "producer_engine_id", b"producer_engine_id", "producer_handle", b"producer_handle", "producer_state", b"producer_state", "reason", b"reason", "transfer_id", b"transfer_id", "waits_for", b"waits_for"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Transfer: typing_extensions.TypeAlias = Transfer
@@ -709,15 +888,23 @@ class Lease(google.protobuf.message.Message):
     REMAINING_SECONDS_FIELD_NUMBER: builtins.int
     IN_FLIGHT_FIELD_NUMBER: builtins.int
     QUARANTINED_FIELD_NUMBER: builtins.int
+    QUARANTINED_SECONDS_FIELD_NUMBER: builtins.int
+    EXPIRES_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     engine_id: builtins.str
     transfer_id: builtins.bytes
     age_seconds: builtins.float
-    """Seconds held so far, and until it expires."""
+    """Seconds held so far, and until it expires (0 where it does not: see `expires`)."""
     remaining_seconds: builtins.float
     in_flight: builtins.int
     """Operations in flight from or to its blocks."""
     quarantined: builtins.bool
+    quarantined_seconds: builtins.float
+    """Since when it is quarantined, seconds ago."""
+    expires: builtins.bool
+    """Whether it runs out by itself: a producer's that is not quarantined. Others end with a deadline
+    of their transfer, or with their fence.
+    """
     @property
     def block_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -731,8 +918,10 @@ class Lease(google.protobuf.message.Message):
         remaining_seconds: builtins.float = ...,
         in_flight: builtins.int = ...,
         quarantined: builtins.bool = ...,
+        quarantined_seconds: builtins.float = ...,
+        expires: builtins.bool = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "block_ids", b"block_ids", "engine_id", b"engine_id", "in_flight", b"in_flight", "lease_id", b"lease_id", "quarantined", b"quarantined", "remaining_seconds", b"remaining_seconds", "transfer_id", b"transfer_id"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "block_ids", b"block_ids", "engine_id", b"engine_id", "expires", b"expires", "in_flight", b"in_flight", "lease_id", b"lease_id", "quarantined", b"quarantined", "quarantined_seconds", b"quarantined_seconds", "remaining_seconds", b"remaining_seconds", "transfer_id", b"transfer_id"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Lease: typing_extensions.TypeAlias = Lease
@@ -759,14 +948,18 @@ class DrainRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
+    UNDO_FIELD_NUMBER: builtins.int
     deadline_seconds: builtins.float
     """Longest wait, seconds."""
+    undo: builtins.bool
+    """Takes new transfers again and answers at once; refused where kvd is about to stop."""
     def __init__(
         self,
         *,
         deadline_seconds: builtins.float = ...,
+        undo: builtins.bool = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["deadline_seconds", b"deadline_seconds"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["deadline_seconds", b"deadline_seconds", "undo", b"undo"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
@@ -776,14 +969,18 @@ class DrainResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REMAINING_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     remaining: builtins.int
     """Transfers that were still open."""
+    draining: builtins.bool
+    """Whether new transfers are refused from now on."""
     def __init__(
         self,
         *,
         remaining: builtins.int = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["remaining", b"remaining"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["draining", b"draining", "remaining", b"remaining"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DrainResponse: typing_extensions.TypeAlias = DrainResponse

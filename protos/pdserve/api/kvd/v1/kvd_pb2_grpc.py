@@ -157,7 +157,7 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new transfers; answers when none is left or the deadline passes.
+        """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,7 +68,7 @@ class OperatorStub:
     ListTransfers: grpc.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.ListTransfersRequest, pdserve.api.kvd.v1.kvd_pb2.ListTransfersResponse]
     ListLeases: grpc.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.ListLeasesRequest, pdserve.api.kvd.v1.kvd_pb2.ListLeasesResponse]
     Drain: grpc.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.DrainRequest, pdserve.api.kvd.v1.kvd_pb2.DrainResponse]
-    """Takes no new transfers; answers when none is left or the deadline passes."""
+    """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone."""
 
 @typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -79,7 +79,7 @@ class OperatorAsyncStub(OperatorStub):
     ListTransfers: grpc.aio.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.ListTransfersRequest, pdserve.api.kvd.v1.kvd_pb2.ListTransfersResponse]  # type: ignore[assignment]
     ListLeases: grpc.aio.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.ListLeasesRequest, pdserve.api.kvd.v1.kvd_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Drain: grpc.aio.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.DrainRequest, pdserve.api.kvd.v1.kvd_pb2.DrainResponse]  # type: ignore[assignment]
-    """Takes no new transfers; answers when none is left or the deadline passes."""
+    """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone."""
 
 class OperatorServicer(metaclass=abc.ABCMeta):
     """For operators."""
@@ -111,6 +111,6 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         request: pdserve.api.kvd.v1.kvd_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[pdserve.api.kvd.v1.kvd_pb2.DrainResponse, collections.abc.Awaitable[pdserve.api.kvd.v1.kvd_pb2.DrainResponse]]:
-        """Takes no new transfers; answers when none is left or the deadline passes."""
+        """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,169 @@
+"""What operators ask of the daemon: decode, call, encode."""
+
+import importlib.metadata
+from typing import Any
+
+from pdserve.api.common.v1 import common_pb2
+from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
+from pdserve.kvd.attachments import Member
+from pdserve.kvd.client.messages import Participant
+from pdserve.kvd.ends import Transfer
+from pdserve.kvd.explain import bytes_wanted, stopped, waits_for
+from pdserve.kvd.leases import Lease
+from pdserve.kvd.node import Node
+from pdserve.kvd.registry import EngineEntry
+from pdserve.kvd.types import Mode
+
+_MODES = {Mode.READ: common_pb2.TRANSFER_MODE_READ, Mode.WRITE: common_pb2.TRANSFER_MODE_WRITE}
+_PARTICIPANTS = {
+    Participant.HOST: kvd_pb2.PARTICIPANT_HOST,
+    Participant.SCHEDULER: kvd_pb2.PARTICIPANT_SCHEDULER,
+    Participant.WORKER: kvd_pb2.PARTICIPANT_WORKER,
+}
+
+
+class OperatorService(kvd_pb2_grpc.OperatorServicer):
+    """See kvd.proto."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def Describe(self, request: kvd_pb2.DescribeRequest, context: Any) -> kvd_pb2.DescribeResponse:
+        """The daemon, its engines and regions, and counts."""
+        node, now = self._node, self._node.now()
+        book = node.transfers.book
+        fences = book.fences
+        return kvd_pb2.DescribeResponse(
+            kvd_epoch=node.epoch,
+            version=importlib.metadata.version("pdserve"),
+            transports=[t.capabilities.name for t in node.transports],
+            copier=node.mover.name,
+            uptime_seconds=now - node.started_at,
+            engines=[self._engine(entry, now) for entry in node.registry],
+            regions=[region for entry in node.registry for region in self._regions(entry)],
+            transfers=self._states(),
+            fences=kvd_pb2.Fences(
+                count=fences.count,
+                waited=fences.waited,
+                longest_seconds=fences.longest,
+                total_seconds=fences.total,
+                torn_down=fences.torn_down,
+                bound_seconds=book.limits.fence,
+            ),
+            expiries=book.expired,
+            defects=node.defects,
+            draining=node.transfers.draining,
+        )
+
+    async def ListTransfers(self, request: kvd_pb2.ListTransfersRequest, context: Any) -> kvd_pb2.ListTransfersResponse:
+        """Every open transfer."""
+        now = self._node.now()
+        open_ = self._node.transfers.book.transfers.values()
+        return kvd_pb2.ListTransfersResponse(transfers=[self._transfer(transfer, now) for transfer in open_])
+
+    async def ListLeases(self, request: kvd_pb2.ListLeasesRequest, context: Any) -> kvd_pb2.ListLeasesResponse:
+        """Every lease."""
+        now = self._node.now()
+        return kvd_pb2.ListLeasesResponse(leases=[_lease(lease, now) for lease in self._node.leases])
+
+    async def Drain(self, request: kvd_pb2.DrainRequest, context: Any) -> kvd_pb2.DrainResponse:
+        """Waits until no transfer is open; or undoes a drain."""
+        transfers = self._node.transfers
+        if request.undo:
+            self._node.undrain()
+            return kvd_pb2.DrainResponse(remaining=len(transfers.book.transfers), draining=transfers.draining)
+        remaining = await self._node.drained(max(0.0, request.deadline_seconds))
+        return kvd_pb2.DrainResponse(remaining=remaining, draining=transfers.draining)
+
+    def _engine(self, entry: EngineEntry, now: float) -> kvd_pb2.Engine:
+        members = sorted(self._node.attachments.of(entry.engine_id), key=lambda m: (m.kind.value, m.rank))
+        return kvd_pb2.Engine(
+            engine_id=entry.engine_id,
+            ranks=entry.ranks,
+            age_seconds=max((now - member.attached_at for member in members), default=0.0),
+            participants=[_participant(member, now) for member in members],
+            ended=entry.ended,
+        )
+
+    def _regions(self, entry: EngineEntry) -> list[kvd_pb2.Region]:
+        regions = []
+        for rank, region in sorted(entry.regions.items()):
+            counts = self._node.leases.counts(entry.engine_id, region.layout.num_blocks)
+            regions.append(
+                kvd_pb2.Region(
+                    engine_id=entry.engine_id,
+                    rank=rank,
+                    kind=region.kind.value,
+                    bytes=region.size,
+                    num_blocks=region.layout.num_blocks,
+                    free=counts.free,
+                    leased=counts.leased,
+                    in_flight=counts.in_flight,
+                    quarantined=counts.quarantined,
+                )
+            )
+        return regions
+
+    def _states(self) -> dict[str, int]:
+        """Open ends by state ("producer.computing", "consumer.filling", ...), and ended handles by
+        outcome or reason ("ended.landed", "ended.PEER_LOST", ...)."""
+        book = self._node.transfers.book
+        states: dict[str, int] = {f"ended.{word}": count for word, count in book.ended.items()}
+        for transfer in book.transfers.values():
+            names = [f"consumer.{c.state.value}" for c in transfer.consumers.values()]
+            if transfer.producer is not None:
+                names.append(f"producer.{transfer.producer.state.value}")
+            for name in names:
+                states[name] = states.get(name, 0) + 1
+        if self._node.defects:
+            states["defects"] = self._node.defects
+        return states
+
+    def _transfer(self, transfer: Transfer, now: float) -> kvd_pb2.Transfer:
+        book = self._node.transfers.book
+        producer, stop = transfer.producer, stopped(transfer)
+        consumers = [c for _, c in sorted(transfer.consumers.items())]
+        return kvd_pb2.Transfer(
+            transfer_id=transfer.transfer_id,
+            mode=_MODES[transfer.mode],
+            producer_engine_id=transfer.source_engine,
+            producer_state=producer.state.value if producer else "none",
+            producer_handle=producer.handle if producer else "",
+            consumer_engine_ids=[c.engine_id for c in consumers],
+            consumer_states=[c.state.value for c in consumers],
+            consumer_handles=[c.handle for c in consumers],
+            age_seconds=now - transfer.created_at,
+            bytes_moved=sum(c.bytes_landed for c in consumers),
+            bytes_wanted=bytes_wanted(transfer, self._node.registry),
+            operations=sum(len(c.ops) for c in consumers),
+            waits_for=waits_for(transfer, book.timers.get, now),
+            reason=stop.reason if stop else "",
+            detail=stop.detail if stop else "",
+        )
+
+
+def _participant(member: Member, now: float) -> kvd_pb2.EngineParticipant:
+    return kvd_pb2.EngineParticipant(
+        participant=_PARTICIPANTS[member.kind],
+        rank=member.rank,
+        pid=member.pid,
+        age_seconds=now - member.attached_at,
+        attached=member.connected,
+        lost_seconds=0.0 if member.lost_at is None else now - member.lost_at,
+    )
+
+
+def _lease(lease: Lease, now: float) -> kvd_pb2.Lease:
+    expires_at = None if lease.quarantined else lease.expires_at
+    return kvd_pb2.Lease(
+        lease_id=str(lease.lease_id),
+        engine_id=lease.engine_id,
+        transfer_id=lease.transfer_id,
+        block_ids=lease.block_ids,
+        age_seconds=now - lease.granted_at,
+        remaining_seconds=0.0 if expires_at is None else max(0.0, expires_at - now),
+        expires=expires_at is not None,
+        in_flight=lease.in_flight,
+        quarantined=lease.quarantined,
+        quarantined_seconds=0.0 if lease.quarantined_at is None else now - lease.quarantined_at,
+    )
