@@ -161,7 +161,7 @@ async def test_prefill_dies_during_a_transfer(launch: Launch, prompt: Prompt, mo
 
 @BOTH
 async def test_decode_dies_in_the_middle_of_an_answer(launch: Launch, prompt: Prompt, mode: str) -> None:
-    """Tokens are out, so nothing is tried again: the stream ends with a typed error, over both faces."""
+    """Tokens are out and no other decode engine is there: the stream ends with a typed error, over both faces."""
     fleet = await launch()
     tokens, doomed = prompt(TOKENS), fleet.decodes[0]
     stream = fleet.stream(tokens, mode=mode, max_tokens=3000)

@@ -117,6 +117,7 @@ def completion(
         fallbacks=finished.fallbacks,
         prefill_engine_id=finished.prefill_engine_id,
         decode_engine_id=finished.decode_engine_id,
+        continuations=finished.continuations,
     )
 
 

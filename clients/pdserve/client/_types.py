@@ -198,10 +198,12 @@ class Completion:
     recomputed_tokens: int
     """Prompt tokens that decode computed itself."""
     fallbacks: int
-    """Times the request left the path it began on."""
+    """Times the request left the path it began on, before its first token."""
     prefill_engine_id: str
     """Empty for a colocated answer."""
     decode_engine_id: str
+    continuations: int = 0
+    """Times other engines took the answer up after its first token."""
 
     @property
     def text(self) -> str:

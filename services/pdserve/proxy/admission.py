@@ -75,6 +75,7 @@ class Admission:
         self._timeout = timeout
         self._waiters: deque[_Waiter] = deque()
         self._closed = False
+        self._stopped = ""
         self._candidates: dict[tuple[str, Route], tuple[int, list[Choice]]] = {}
 
     def __len__(self) -> int:
@@ -94,6 +95,11 @@ class Admission:
             kept = self._candidates[key] = (self._registry.version, found)
         return kept[1]
 
+    def check_open(self) -> None:
+        """Raises Draining where the proxy takes nothing new."""
+        if self._closed:
+            raise Draining(self._stopped or "this proxy is draining; try another")
+
     def check_room(self) -> None:
         """Refuses early, before a prompt costs anything.
 
@@ -101,8 +107,7 @@ class Admission:
             Overloaded: the queue is full.
             Draining: the proxy takes nothing new.
         """
-        if self._closed:
-            raise Draining("this proxy is draining; try another")
+        self.check_open()
         if len(self._waiters) >= self._length:
             raise Overloaded(f"{self._length} requests wait already", queue=str(self._length))
 
@@ -115,8 +120,10 @@ class Admission:
             Overloaded: the queue is full, or the timeout passed.
             DeadlinePassed: the request's own deadline came first.
             NoEngines, IncompatibleEngines: nothing can serve it, now or while it waited.
-            Draining: the proxy takes nothing new.
+            Draining: the proxy takes nothing new, or has stopped.
         """
+        if self._stopped:
+            raise Draining(self._stopped)
         if not again:
             self.check_room()
         self._check_possible(claim)
@@ -177,6 +184,13 @@ class Admission:
     def close(self) -> None:
         """Takes nothing new; what waits keeps its place."""
         self._closed = True
+
+    def stop(self, why: str) -> None:
+        """Takes nothing at all; what waits ends with DRAINING. Safe twice."""
+        self._closed, self._stopped = True, why
+        for waiter in self._waiters:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(Draining(why))
 
     def _choose(self, engines: list[Entry], claim: Claim, exclude: Collection[str]) -> Choice | None:
         now = self._now()

@@ -1,5 +1,6 @@
 """Builds the proxy out of its parts, tells each what concerns it, and closes them in reverse."""
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import NoReturn
@@ -30,6 +31,8 @@ from pdserve.runtime.signing import Signer
 
 log = structlog.get_logger(__name__)
 
+ANSWER_GRACE = 1.0
+"""Seconds that requests which are ended get to take their error."""
 CANCEL_GRACE = 1.0
 """Seconds that open calls get to hear that they are cancelled."""
 
@@ -145,6 +148,7 @@ class ProxyApp:
             settings = DriveSettings(
                 headroom=config.admission_headroom,
                 retries=config.retries,
+                continuations=config.continuations,
                 recomputes=config.recomputes,
                 grace=config.handover_grace,
                 release_timeout=config.release_timeout,
@@ -185,6 +189,10 @@ class ProxyApp:
         await self._owner.idle()
 
     async def aclose(self) -> None:
-        """Ends everything, open requests too; safe twice."""
-        self._admission.close()
+        """Ends everything, open requests with DRAINING; safe twice."""
+        self._driver.stop("this proxy has stopped; try another")
+        try:
+            await asyncio.wait_for(self._driver.idle(), ANSWER_GRACE)
+        except TimeoutError:
+            log.warning("requests_left", running=self._driver.running)
         await self._closing.aclose()

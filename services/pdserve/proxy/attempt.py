@@ -95,6 +95,11 @@ class Attempt:
         """The engines, and what is held on them."""
         return self._grant
 
+    @property
+    def transfer_id(self) -> bytes:
+        """Fresh for each attempt."""
+        return self._brief.transfer_id
+
     async def open(self) -> None:
         """Opens the legs; in READ returns when decode's is open, which is after prefill's offer.
 
@@ -176,7 +181,7 @@ class Attempt:
     def blame(self, error: PdserveError) -> str:
         """The engine that a retry should avoid; empty where neither is at fault."""
         prefill, decode = self._grant.choice.prefill, self._grant.choice.decode
-        if prefill is None:
+        if prefill is None or self.first_token_ns:  # or what was handed over has been read
             return decode.engine_id
         if error is self.prefill_error:
             at_decode = isinstance(error, PeerLost | ConsumerFailed)

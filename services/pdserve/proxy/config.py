@@ -41,6 +41,8 @@ class ProxyConfig:
     long prompt may take many seconds on a CPU."""
     retries: int = 2
     """Attempts on other engines after the first, before the first token."""
+    continuations: int = 2
+    """Times that an answer which has begun may be taken up by other engines; 0: never."""
     recomputes: int = 4
     """Prompts that may be computed again at decode engines at once."""
     request_timeout: float = 600.0
@@ -71,7 +73,7 @@ class ProxyConfig:
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be above 0")
-        for name in ("admission_headroom", "retries", "drain_timeout", "max_logprobs"):
+        for name in ("admission_headroom", "retries", "continuations", "drain_timeout", "max_logprobs"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must not be negative")
         self.tokenizer_folders()

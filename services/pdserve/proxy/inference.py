@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pdserve.proxy import trace, validate
 from pdserve.proxy.admission import Admission
 from pdserve.proxy.config import ProxyConfig
-from pdserve.proxy.drive import Driver, Job
+from pdserve.proxy.drive import Driver
+from pdserve.proxy.job import Job
 from pdserve.proxy.parts import Point
 from pdserve.proxy.registry import Registry
 from pdserve.proxy.routing import unpaired_because
@@ -82,6 +83,10 @@ class Inference:
     def new_request_id(self) -> str:
         """For a request whose client chose none."""
         return self._random(16).hex()
+
+    def check_open(self) -> None:
+        """Raises Draining where the proxy takes nothing new."""
+        self._admission.check_open()
 
     async def prepare(self, ask: Ask, received_ns: int) -> Job:
         """Validates and tokenises; nothing is held yet. `received_ns`: when the first byte was there.

@@ -190,6 +190,7 @@ def _finished(event: Finished) -> serving_pb2.Finished:
         mode=codec.MODE_TO_WIRE[event.mode],
         recomputed_tokens=event.recomputed_tokens,
         fallbacks=event.fallbacks,
+        continuations=event.continuations,
         prefill_engine_id=event.prefill_engine_id,
         decode_engine_id=event.decode_engine_id,
     )

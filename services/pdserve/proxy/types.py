@@ -234,15 +234,17 @@ class Finished:
     usage: Usage
     timings: Timings
     transfer: TransferFacts | None
-    """None: nothing was handed over."""
+    """None: nothing was handed over, or decode was lost behind the last token, before it could say."""
     mode: Mode | None
     """Mode that was really used; None: nothing was handed over."""
     recomputed_tokens: int
     """Prompt tokens that decode computed itself although a hand-over was meant."""
     fallbacks: int
-    """Times the request left the path it began on."""
+    """Times the request left the path it began on, before its first token."""
+    continuations: int
+    """Times the answer was taken up by other engines, after its first token."""
     prefill_engine_id: str
-    """Empty: no prefill leg."""
+    """Of those that ended the answer, as all of the hand-over's facts; empty: no prefill leg."""
     decode_engine_id: str
 
 

@@ -178,6 +178,7 @@ def test_a_stream_becomes_a_completion() -> None:
                 mode=common_pb2.TRANSFER_MODE_READ,
                 recomputed_tokens=1,
                 fallbacks=0,
+                continuations=2,
                 prefill_engine_id="p",
                 decode_engine_id="d",
             )
@@ -196,7 +197,7 @@ def test_a_stream_becomes_a_completion() -> None:
     assert done.transfer.gigabytes_per_second == pytest.approx(2.0)
     assert done.transfer.span_seconds == pytest.approx(2.0)
     assert done.transfer.overlapped_bytes == 7
-    assert (done.recomputed_tokens, done.fallbacks) == (1, 0)
+    assert (done.recomputed_tokens, done.fallbacks, done.continuations) == (1, 0, 2)
     assert (done.prefill_engine_id, done.decode_engine_id) == ("p", "d")
 
 

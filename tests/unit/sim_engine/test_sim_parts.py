@@ -1,6 +1,7 @@
 """The pure parts of the simulated engine: content, blocks, answers, configuration."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,21 +217,42 @@ def test_held_back_text_comes_out_at_the_end() -> None:
     least=st.integers(0, 30),
 )
 def test_stop_strings_and_min_tokens(stops: list[tuple[int, int]], least: int) -> None:
-    """Against a slow reading of the whole text: the first stop string that ends after the fewest
-    tokens ends the answer, and the text is what is before it."""
+    """Against a slow reading of the whole text: the first stop string whose last character comes with
+    the fewest tokens or later ends the answer, and the text is what is before it."""
     whole = plain()
     names = tuple(whole[a : a + n] for a, n in stops)
     text, ids, _, _ = run(Answer(Sampling(temperature=0, stop=names, min_tokens=least), 60, 0))
-    longest = max(map(len, names), default=0)
     for end in range(1, 61):
         if end < least:
             continue
-        found = [(whole[:end].find(n, max(0, end - 1 - (longest - 1))), n) for n in names]
+        found = [(whole[:end].find(n, max(0, end - len(n))), n) for n in names]
         found = [(at, n) for at, n in found if at >= 0]
         if found:
             assert (text, len(ids)) == (whole[: min(found)[0]], end)
             return
     assert text == whole
+
+
+@given(
+    cut=st.integers(1, 40),
+    stops=st.lists(st.integers(0, 50).flatmap(lambda a: st.tuples(st.just(a), st.integers(1, 4))), max_size=3),
+    least=st.integers(0, 30),
+)
+def test_an_answer_goes_on_from_a_prompt_that_has_its_beginning(
+    cut: int, stops: list[tuple[int, int]], least: int
+) -> None:
+    """As a greedy model's does: the prompt and the first tokens, as a prompt, are answered with the rest."""
+    whole = plain()
+    names = tuple(name for a, n in stops if whole.index(name := whole[a : a + n]) >= cut)
+    said = Sampling(temperature=0, stop=names, min_tokens=least)
+    text, ids, reason, finish = run(Answer(said, 60, 20))
+    if len(ids) <= cut:
+        return
+    raw = 1
+    for token in ids[:cut]:
+        raw = content.extend(raw, token)
+    rest = run(Answer(replace(said, min_tokens=max(0, least - cut)), 60 - cut, 20), raw)
+    assert rest == (text[cut:], ids[cut:], reason, finish)
 
 
 def test_stop_tokens_and_min_tokens() -> None:

@@ -53,19 +53,22 @@ class Answer:
             return Piece(token, self._rest(), logprobs, Finish.STOP)
         if may_stop and token in sampling.stop_token_ids:
             return Piece(token, self._rest(), logprobs, Finish.STOP, str(token))
-        searched = max(0, len(self._text) - self._held_back)
+        before = len(self._text)
         self._text += text_of(token)
-        if may_stop and (stop := self._stop_string(searched)):
-            self._text = self._text[: self._text.index(stop, searched)]
+        if may_stop and (found := self._stop_string(before)):
+            at, stop = found
+            self._text = self._text[:at]
             return Piece(token, self._rest(), logprobs, Finish.STOP, stop)
         if self.count >= self._most:
             return Piece(token, self._rest(), logprobs, Finish.LENGTH)
         return Piece(token, self._safe(), logprobs)
 
-    def _stop_string(self, start: int) -> str:
-        """The stop string that comes first in the text from `start`; "" for none."""
-        found = [(self._text.find(stop, start), stop) for stop in self._sampling.stop if stop]
-        return min(((at, stop) for at, stop in found if at >= 0), default=(0, ""))[1]
+    def _stop_string(self, before: int) -> tuple[int, str] | None:
+        """Where the text has a stop string that the last token completed, and which; the first of several.
+        One that was complete in the first `before` characters, when it could not end the answer, is text."""
+        strings = [stop for stop in self._sampling.stop if stop]
+        found = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in strings]
+        return min(((at, stop) for at, stop in found if at >= 0), default=None)
 
     def _safe(self) -> str:
         """New text that no stop string can still take back."""

@@ -149,6 +149,7 @@ class Answer:
             "transfer": _transfer(done.transfer) if done.transfer else None,
             "recomputed_tokens": done.recomputed_tokens,
             "fallbacks": done.fallbacks,
+            "continuations": done.continuations,
             "prefill_engine_id": done.prefill_engine_id,
             "decode_engine_id": done.decode_engine_id,
         }

@@ -7,10 +7,10 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from pdserve.proxy.drive import Job
 from pdserve.proxy.http import answers, bodies, errors
 from pdserve.proxy.http.answers import Answer, ChatCompletion, Completion, Json, Shape
 from pdserve.proxy.inference import Inference
+from pdserve.proxy.job import Job
 from pdserve.proxy.types import Delta, Finished
 from pdserve.rpc.errors import ConfigError, InvalidRequest, NoEngines, PdserveError
 
@@ -107,12 +107,10 @@ class HttpServer:
         except PdserveError as error:
             if not response.prepared:
                 raise
-            log.info("stream_failed", request_id=job.request_id, reason=error.reason, error=error.message)
             last = answers.event(held) if held is not None else b""
             await response.write(last + b"data: " + errors.body(error) + b"\n\n")
         except ConnectionError:
-            log.info("client_gone", request_id=job.request_id)
-            return response
+            return response  # the client is gone; the request's record says so
         await response.write_eof()
         return response
 
@@ -131,6 +129,7 @@ class HttpServer:
         return _json({"object": "list", "data": data})
 
     async def _health(self, _: web.Request) -> web.Response:
+        self._inference.check_open()
         models = [model.id for model in self._inference.models()]
         if not models:
             raise NoEngines("no engine can be routed to")

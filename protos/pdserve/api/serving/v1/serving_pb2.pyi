@@ -329,22 +329,25 @@ class Finished(google.protobuf.message.Message):
     FALLBACKS_FIELD_NUMBER: builtins.int
     PREFILL_ENGINE_ID_FIELD_NUMBER: builtins.int
     DECODE_ENGINE_ID_FIELD_NUMBER: builtins.int
+    CONTINUATIONS_FIELD_NUMBER: builtins.int
     mode: pdserve.api.common.v1.common_pb2.TransferMode.ValueType
     """Mode that was really used; unspecified for a colocated answer."""
     recomputed_tokens: builtins.int
     """Prompt tokens that decode computed itself."""
     fallbacks: builtins.int
-    """Times the request left the path it began on (another engine, recompute)."""
+    """Times the request left the path it began on (another engine, recompute) before its first token."""
     prefill_engine_id: builtins.str
-    """engine_id of each leg; prefill's is empty for a colocated answer."""
+    """engine_id of each leg that ended the answer; prefill's is empty for a colocated answer."""
     decode_engine_id: builtins.str
+    continuations: builtins.int
+    """Times the answer was taken up by other engines after its first token."""
     @property
     def usage(self) -> Global___Usage: ...
     @property
     def timings(self) -> Global___Timings: ...
     @property
     def transfer(self) -> pdserve.api.common.v1.common_pb2.TransferFacts:
-        """Absent when nothing was handed over."""
+        """Absent when nothing was handed over, or when decode was lost behind the last token, before it could say."""
 
     def __init__(
         self,
@@ -357,10 +360,11 @@ class Finished(google.protobuf.message.Message):
         fallbacks: builtins.int = ...,
         prefill_engine_id: builtins.str = ...,
         decode_engine_id: builtins.str = ...,
+        continuations: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["timings", b"timings", "transfer", b"transfer", "usage", b"usage"]
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["decode_engine_id", b"decode_engine_id", "fallbacks", b"fallbacks", "mode", b"mode", "prefill_engine_id", b"prefill_engine_id", "recomputed_tokens", b"recomputed_tokens", "timings", b"timings", "transfer", b"transfer", "usage", b"usage"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["continuations", b"continuations", "decode_engine_id", b"decode_engine_id", "fallbacks", b"fallbacks", "mode", b"mode", "prefill_engine_id", b"prefill_engine_id", "recomputed_tokens", b"recomputed_tokens", "timings", b"timings", "transfer", b"transfer", "usage", b"usage"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished

@@ -1,0 +1,144 @@
+"""What has been tried of one request, what came of it, and what its end says of all that."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pdserve.proxy import parts
+from pdserve.proxy.attempt import Attempt
+from pdserve.proxy.continuing import Part, Telling
+from pdserve.proxy.ended import Ended, Outcome, Tried
+from pdserve.proxy.job import Job
+from pdserve.proxy.legs import Done
+from pdserve.proxy.parts import Point
+from pdserve.proxy.types import Finished, OnFailure, Usage
+from pdserve.rpc.errors import KvdUnavailable, PdserveError, RequestCancelled
+
+
+@dataclass(slots=True)
+class History:
+    """Of one job; kept by the driver while the job runs."""
+
+    part: Part
+    """What the next attempt is asked for."""
+    telling: Telling
+    fallbacks: int = 0
+    continuations: int = 0
+    exclude: frozenset[str] = frozenset()
+    """Engines that failed it: no hand-over with them again."""
+    unable: frozenset[str] = frozenset()
+    """Those of them that cannot compute it alone either."""
+    alone: bool = False
+    """This attempt computes the prompt at decode because hand-overs failed."""
+    last_resort: bool = False
+    """That was tried before the first token."""
+    error: PdserveError | None = None
+    """Of the last attempt."""
+    permit: asyncio.Semaphore | None = None
+    """Held while a prompt is computed again."""
+    first: Attempt | None = None
+    """The attempt that gave the first token."""
+    told: int = 0
+    """Tokens that the client had when this attempt began."""
+    tried: list[Tried] = field(default_factory=list)
+    finished: Finished | None = None
+
+    @classmethod
+    def of(cls, job: Job) -> "History":
+        """Before the first attempt."""
+        whole = Part(job.prompt, job.sampling)
+        return cls(whole, Telling(whole))
+
+    def let_go(self) -> None:
+        """The prompt is computed; safe twice."""
+        if self.permit is not None:
+            self.permit.release()
+            self.permit = None
+
+    def moved(self, *, alone: bool) -> None:
+        """Another attempt has its engines."""
+        self.alone = alone
+        if self.telling.begun:
+            self.continuations += 1
+        else:
+            self.fallbacks += 1
+            self.last_resort |= alone
+
+    def note(self, job: Job, attempt: Attempt, reason: str = "", error: str = "", blamed: str = "") -> None:
+        """An attempt has ended."""
+        choice = attempt.grant.choice
+        handed_over = choice.prefill is not None
+        self.tried.append(
+            Tried(
+                prefill_engine_id=choice.prefill.engine_id if choice.prefill else "",
+                decode_engine_id=choice.decode.engine_id,
+                transfer_id=attempt.transfer_id.hex() if handed_over else "",
+                mode=job.mode if handed_over else None,
+                tokens=self.telling.count - self.told,
+                reason=reason,
+                error=error,
+                blamed=blamed,
+            )
+        )
+        self.told = self.telling.count
+
+    def failed(self, job: Job, attempt: Attempt, error: PdserveError) -> None:
+        """An attempt has ended with an error; the next avoids the engine at fault."""
+        blamed = attempt.blame(error)
+        self.note(job, attempt, error.reason, error.message, blamed)
+        self.error = error
+        if blamed:
+            self.exclude |= {blamed}
+            if not isinstance(error, KvdUnavailable):  # without its kvd an engine still computes
+                self.unable |= {blamed}
+
+    def sum(self, job: Job, attempt: Attempt, done: Done, boot_id: str, now_ns: int) -> Finished:
+        """What the client is told at the end. The way to the first token is the first attempt's that
+        gave one; the engines and the hand-over are the last's."""
+        choice, first = attempt.grant.choice, self.first or attempt
+        first_handed_over, ready = first.grant.choice.prefill is not None, first.ready
+        job.points.setdefault(Point.FIRST_BYTE_WRITTEN, now_ns)
+        if ready is not None:
+            job.points.update(parts.align(ready.stamps, boot_id, first.prefill_sent_ns, first.ready_ns))
+        timings = parts.split(
+            job.points, parts.chain(handed_over=first_handed_over, retried=self.fallbacks > 0), now_ns
+        )
+        cached = ready.cached_tokens if ready else 0
+        if not first_handed_over and first is attempt:  # else the engine that knew it is gone
+            cached = done.cached_tokens
+        recomputed, fallbacks = done.recomputed_tokens, self.fallbacks
+        if choice.prefill is None:
+            recomputed = len(self.part.prompt) - done.cached_tokens if self.alone else 0
+        else:
+            fallbacks += bool(recomputed) and job.on_failure is OnFailure.RECOMPUTE
+        self.finished = Finished(
+            usage=Usage(len(job.prompt), cached, self.telling.count if self.continuations else done.completion_tokens),
+            timings=timings,
+            transfer=done.facts if choice.prefill else None,
+            mode=job.mode if choice.prefill else None,
+            recomputed_tokens=recomputed,
+            fallbacks=fallbacks,
+            continuations=self.continuations,
+            prefill_engine_id=choice.prefill.engine_id if choice.prefill else "",
+            decode_engine_id=choice.decode.engine_id,
+        )
+        return self.finished
+
+    def end(self, job: Job, error: PdserveError | None) -> Ended:
+        """The record; `error` is what the client got, if it got one."""
+        outcome = Outcome.FINISHED
+        if error is not None:
+            outcome = Outcome.CANCELLED if isinstance(error, RequestCancelled) else Outcome.FAILED
+        return Ended(
+            request_id=job.request_id,
+            trace_id=job.trace.trace_id,
+            model=job.model,
+            outcome=outcome,
+            reason=error.reason if error else "",
+            error=error.message if error else "",
+            prompt_tokens=len(job.prompt),
+            completion_tokens=self.telling.count,
+            fallbacks=self.finished.fallbacks if self.finished else self.fallbacks,
+            continuations=self.continuations,
+            attempts=tuple(self.tried),
+            finished=self.finished,
+        )
