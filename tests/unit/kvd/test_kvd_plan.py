@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.kvd.plan import layout_difference, make_plan
+from pdserve.kvd.plan import Planner, layout_difference, make_plan
 from pdserve.kvd.types import Layout, Span
 from pdserve.rpc.errors import IncompatibleEngines
 
@@ -49,6 +49,7 @@ def cases(draw: st.DrawFn) -> tuple[Layout, int, Layout, int, list[int], list[in
 
 
 @given(cases())
+@settings(deadline=None)
 def test_runs_copy_exactly_what_block_by_block_would(
     case: tuple[Layout, int, Layout, int, list[int], list[int], list[int]],
 ) -> None:
@@ -117,3 +118,20 @@ def test_nothing_to_copy_is_an_empty_plan() -> None:
     layout = Layout(16, 4, ((Span(0, 64, 64),),))
     assert len(make_plan(layout, layout, [0], [], [])) == 0
     assert make_plan(layout, layout, [], [1], [1]).total == 0
+
+
+@given(cases(), st.data())
+@settings(deadline=None)
+def test_a_planner_is_used_again_and_again(
+    case: tuple[Layout, int, Layout, int, list[int], list[int], list[int]], data: st.DataObject
+) -> None:
+    """What it planned before does not change what it plans next, whatever layers were asked for between."""
+    src, _, dst, _, layers, sources, chosen = case
+    planner = Planner(src, dst)
+    between = data.draw(st.lists(st.integers(0, len(src.layers) - 1), unique=True))
+    first = planner.plan(layers, sources, chosen)
+    planner.plan(between, sources, chosen)
+    again, fresh = planner.plan(layers, sources, chosen), make_plan(src, dst, layers, sources, chosen)
+    for runs in (again, fresh):
+        for name in ("src", "dst", "length"):
+            assert getattr(runs, name).tolist() == getattr(first, name).tolist()

@@ -86,7 +86,9 @@ class FakeEngine:
         identity: Identity | None = None,
         seed: int = 0,
         config: AttachConfig | None = None,
+        on_end: Callable[[Participant, int, End], None] | None = None,
     ) -> None:
+        """`on_end` is told of each participant's ends instead of `heard`, which many would fill."""
         self.kvd = kvd
         self.engine_id = str(uuid.uuid4())
         self.identity: Mapping[str, str] = dict(identity or {"model": "fake", "connector_protocol": str(PROTOCOL)})
@@ -98,6 +100,7 @@ class FakeEngine:
         """Every end that each participant heard, duplicates too."""
         self._news = asyncio.Event()
         self._config = config
+        self._on_end = on_end
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "FakeEngine":
@@ -139,7 +142,13 @@ class FakeEngine:
             heard.append(end)
             self._news.set()
 
-        return hear
+        def hand_on(end: End) -> None:
+            assert self._on_end is not None
+            self._on_end(kind, index, end)
+            if kind is Participant.SCHEDULER:
+                self.scheduler.forget((end.handle,))
+
+        return hear if self._on_end is None else hand_on
 
     async def end_of(self, handle: str, timeout: float = 5.0) -> End:
         """The end of a handle, once every participant has heard it, each of them once.
