@@ -105,6 +105,8 @@ class EngineTimes:
     """First scheduled to compute (after the KV wait, for a consumer)."""
     first_token_ns: int = 0
     """First token sampled: for a producer, the end of its forward pass."""
+    last_chunk_ns: int = 0
+    """Of a WRITE producer: the step that computes its prompt's last chunk was about to begin."""
 
 
 @dataclass(frozen=True, slots=True)

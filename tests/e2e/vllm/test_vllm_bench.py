@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
-SMALL = {"layers": 2, "hidden": 64, "starts": 1, "turns": 2, "steps": 20, "rounds": 1, "transfers": 3}
+SMALL = {"layers": 2, "hidden": 64, "starts": 1, "streams": 2, "steps": 40, "rounds": 1, "transfers": 3}
 
 
 async def test_both_parts_are_measured_and_nothing_else_is_printed() -> None:
@@ -30,6 +30,7 @@ async def test_both_parts_are_measured_and_nothing_else_is_printed() -> None:
     idle, landing = (json.loads(one) for one in out.decode().splitlines())
     assert (idle["name"], idle["unit"]) == ("idle connector", "% of a step")
     assert (landing["name"], landing["unit"]) == ("gap, 3 landing", "steps")
+    assert "CPU time" in idle["detail"]
     assert landing["value"] > 0
     assert "MiB each" in landing["detail"]
     assert "0.0 MiB" not in landing["detail"]

@@ -55,13 +55,15 @@ async def test_tokens_are_those_of_one_engine(
 async def test_write_moves_chunks_while_the_next_ones_are_computed(
     pair: Pair, solo: EngineProcess, prompt: Prompts
 ) -> None:
-    """WRITE: with decode's blocks known, most bytes of a prompt of five chunks have landed before
-    prefill is done, and the tokens are still right."""
+    """WRITE: with decode's blocks known, the first bytes of a prompt of five chunks moved before
+    prefill's engine began the last chunk, most of them have landed before it is done, and the tokens
+    are still right."""
     tokens, produce = prompt(300), pair.produce(Mode.WRITE)
     consuming = asyncio.create_task(ask(pair.decode, tokens, GREEDY, pair.consume(produce)))
     await pair.reserved(produce.transfer_id)
-    await ask(pair.prefill, tokens, FIRST, produce)
+    produced = (await ask(pair.prefill, tokens, FIRST, produce)).last
     landed = await pair.end(pair.decode, produce.transfer_id, 0)
+    assert 0 < landed.facts.first_post_ns < produced.times.last_chunk_ns < landed.facts.offered_ns
     assert landed.facts.overlapped_bytes > landed.facts.kv_bytes / 2
     assert (await consuming).tokens == (await ask(solo, tokens)).tokens
 

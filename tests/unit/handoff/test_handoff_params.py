@@ -102,7 +102,7 @@ def test_a_producer_needs_a_consumer() -> None:
 
 def test_offered_survives() -> None:
     """What the producer's connector returns is read back; nothing means nothing on offer."""
-    assert params.decode_offered(params.offered(17, 2)) == (17, 2)
-    assert params.decode_offered(None) == (0, 0)
+    assert params.decode_offered(params.offered(params.Offered(17, 2, 9))) == (17, 2, 9)
+    assert params.decode_offered(None) == (0, 0, 0)
     with pytest.raises(InvalidRequest):
         params.decode_offered({"remote_block_ids": []})

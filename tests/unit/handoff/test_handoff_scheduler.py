@@ -1,5 +1,7 @@
 """The scheduler's half: every row of MORI-IO's failure table and of vLLM's calling habits."""
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,13 +178,29 @@ def test_a_write_producer_begins_once_announces_and_offers(handoff: Any, link: A
     assert plan.chunks == (Chunk("p", 0, 0, (5, 6, 7), 3),)
     assert link.take() == [Begin("p", TID, Mode.WRITE, 2)]
     held, out = handoff.finished("p", WRITE_P, [5, 6, 7], 10, True)
-    assert (held, params.decode_offered(out)) == (True, (10, 3))
+    assert (held, params.decode_offered(out)) == (True, (10, 3, 7))
     assert link.take() == [Offer("p", TID, 0, (5, 6, 7), 10, Mode.WRITE, 2, 7)]
     assert step(handoff).waiting == 1
     link.ends = [end("p")]
     plan = step(handoff)
     assert (plan.sent, plan.received) == (("p",), ())
     assert handoff.idle
+
+
+def test_the_answer_says_when_the_last_chunk_began(link: Any) -> None:
+    """Stamped when that chunk is planned, neither earlier nor at the offer; again in a new attempt."""
+    ticks = itertools.count(1)
+    handoff = SchedulerHandoff(link, 4, SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    handoff.allocated("p", WRITE_P, 10, (5, 6, 7), 0, 0)
+    first = next(ticks)
+    step(handoff, ScheduledChunk("p", (5, 6, 7), 0, 8))
+    step(handoff, ScheduledChunk("p", (5, 6, 7), 8, 2))
+    step(handoff, preempted=("p",))
+    step(handoff, ScheduledChunk("p", (1, 2, 3), 0, 8))
+    step(handoff, ScheduledChunk("p", (1, 2, 3), 8, 2))
+    _, out = handoff.finished("p", WRITE_P, [1, 2, 3], 10, True)
+    assert params.decode_offered(out).last_chunk_ns == first + 2
+    assert link.sent[-1].stamped_ns == first + 3
 
 
 def test_a_read_producer_offers_without_begin_or_chunks(handoff: Any, link: Any) -> None:
@@ -307,7 +325,7 @@ def test_an_end_before_the_finish_frees_at_once(handoff: Any, link: Any, outcome
     plan = step(handoff, ScheduledChunk("p", [5, 6, 7], 0, 10), preempted=("p",))
     assert plan.empty
     held, out = handoff.finished("p", WRITE_P, [5, 6, 7], 10, True)
-    assert (held, params.decode_offered(out)[0]) == (False, tokens)
+    assert (held, params.decode_offered(out).tokens) == (False, tokens)
     assert link.take() == []
     link.ends = [end("p", outcome)]
     assert step(handoff).empty

@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.engine.port import Output, Request
 from pdserve.engine.vllm.bench import Plan
-from pdserve.engine.vllm.bench_gaps import Idle, Landing, Turn, Windows, gaps_between
+from pdserve.engine.vllm.bench_gaps import Block, Idle, Landing, Pattern, Took, Windows, gaps_between
 from pdserve.engine.vllm.bench_rig import Stream, only_results, streaming
 from pdserve.kvd import bench as kvd_bench
 from pdserve.rpc.errors import ConfigError, EngineDied, PdserveError
@@ -25,29 +25,75 @@ def test_a_gap_lies_between_two_tokens() -> None:
         gaps_between([1.0])
 
 
+def steps(*walls: float, cpu: float = 0.5) -> tuple[Took, ...]:
+    return tuple(Took(wall, wall * cpu) for wall in walls)
+
+
 def test_the_idle_connectors_share_is_of_medians() -> None:
-    """One gap that something else stretched moves neither the percentage nor a start's ratio."""
-    undisturbed = Turn(ours=[1.01] * 5, plain=[1.0] * 5)
-    disturbed = Turn(ours=[1.01, 1.01, 9.0], plain=[1.0, 1.0, 1.0])
-    idle = Idle.of([[undisturbed, disturbed], [undisturbed]])
-    assert idle.percent == pytest.approx(1.0)
-    assert idle.by_start == pytest.approx((1.01, 1.01))
+    """Neither a step nor a whole block that something else stretched moves the percentage."""
+    good = Block(steps(1.02, 1.02, 1.02), steps(1.0, 1.0, 1.0))
+    stretched = Block(steps(1.02, 9.0, 1.02), steps(1.0, 1.0, 1.0))
+    lost = Block(steps(7.0, 9.0, 8.0), steps(1.0, 1.0, 1.0))
+    idle = Idle.of([[good, stretched, good], [good, lost, good]])
+    assert idle.wall.percent == pytest.approx(2.0)
+    assert idle.cpu.percent == pytest.approx(2.0)
+    assert idle.by_start == pytest.approx((2.0, 2.0))
+    assert idle.step_s == 1.0
 
 
-def test_two_engines_that_differ_by_luck_even_out_over_starts() -> None:
-    """Each start weighs the same, however many turns it had; how far they lie apart is told."""
-    fast = [Turn([0.8] * 3, [1.0] * 3)]
-    slow = [Turn([1.25] * 3, [1.0] * 3)] * 5
-    idle = Idle.of([fast, slow])
-    assert idle.percent == pytest.approx(0.0)
-    assert idle.error_percent == pytest.approx(22.5)
-    assert Idle.of([fast]).error_percent == 0.0
+def test_both_clocks_are_told() -> None:
+    """A connector that waits costs time, one that computes costs the processor's too."""
+    waits = Block(steps(1.2, 1.2, cpu=0.5), steps(1.0, 1.0, cpu=0.6))
+    idle = Idle.of([[waits, waits]])
+    assert idle.wall.percent == pytest.approx(20.0)
+    assert idle.cpu.percent == pytest.approx(0.0)
+
+
+def test_the_error_shrinks_with_the_square_root_of_the_blocks() -> None:
+    """It is that of a median: blocks a percent apart at the quartiles."""
+    apart = [Block(steps(ratio), steps(1.0)) for ratio in (0.99, 0.995, 1.0, 1.005, 1.01)]
+    few, many = Idle.of([apart]), Idle.of([apart * 20])
+    assert few.wall.error == pytest.approx(1.0 / 1.349 * 1.253 / 5**0.5)
+    assert many.wall.error == pytest.approx(few.wall.error / 20**0.5)
 
 
 def test_nothing_measured_is_no_result() -> None:
-    """An empty run does not read as a connector that costs nothing."""
-    with pytest.raises(ValueError, match="nothing"):
-        Idle.of([])
+    """An empty run does not read as a connector that costs nothing, one block not as a measurement."""
+    with pytest.raises(ValueError, match="0 blocks"):
+        Idle.of([[]])
+    with pytest.raises(ValueError, match="1 blocks"):
+        Idle.of([[Block(steps(1.0), steps(1.0))]])
+
+
+def run_steps(pattern: Pattern, decoding: list[bool]) -> tuple[list[bool], list[Block]]:
+    """Runs steps whose number is the time that they take; where attached, and the blocks."""
+    now, attached, blocks = 0.0, [], []
+    for number, kind in enumerate(decoding):
+        ended = pattern.end(now, now / 2)
+        blocks += [] if ended is None else [ended]
+        attached.append(pattern.attached_next(kind))
+        pattern.begin(now, now / 2)
+        now += number
+    return attached, blocks
+
+
+def test_the_connector_comes_and_goes_in_turns_of_four_steps() -> None:
+    """A, B, B, A: a steady drift falls on both sides; a turn's first step does not count."""
+    attached, blocks = run_steps(Pattern(), [True] * 17)
+    assert attached == [True] * 4 + [False] * 8 + [True] * 5
+    (block,) = blocks
+    assert [took.wall for took in block.attached] == [1, 2, 3, 13, 14, 15]
+    assert [took.wall for took in block.detached] == [5, 6, 7, 9, 10, 11]
+    assert [took.cpu for took in block.detached] == [2.5, 3, 3.5, 4.5, 5, 5.5]
+    assert sum(took.wall for took in block.attached) == sum(took.wall for took in block.detached)
+
+
+def test_a_block_is_of_decode_steps_that_follow_each_other() -> None:
+    """Any other step has the connector, and what was gathered before it is dropped."""
+    attached, blocks = run_steps(Pattern(), [True] * 10 + [False] + [True] * 16 + [False])
+    assert attached[9:12] == [False, True, True]
+    (block,) = blocks
+    assert block.attached[0].wall == 12
 
 
 def test_the_joining_requests_compute_is_taken_off_the_largest_gap() -> None:
@@ -112,7 +158,7 @@ async def test_a_stream_dies_of_what_its_engine_died_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"), [({"turns": 0}, "turns"), ({"hidden": 100}, "multiple"), ({"steps": 5000}, "steps")]
+    ("plan", "said"), [({"streams": 0}, "streams"), ({"hidden": 100}, "multiple"), ({"steps": 5000}, "steps")]
 )
 def test_a_plan_that_cannot_be_measured_is_refused(plan: dict[str, int], said: str) -> None:
     """Before anything is started."""

@@ -175,7 +175,7 @@ def test_a_writing_producer_names_each_block_once(side: SchedulerSide, link: Fak
     producer.num_computed_tokens = 200
     held, answer = side.finished(producer, [5, 6, 7, 8, 9, 10, 11], True)
     assert held
-    assert handoff_params.decode_offered(answer) == (200, 7)
+    assert handoff_params.decode_offered(answer) == (200, 7, 7)
     assert isinstance(link.sent[-1], Offer)
     link.end("p", Outcome.RELEASED, producer=True)
     assert side.round(a_step()).plan.sent == ("p",)

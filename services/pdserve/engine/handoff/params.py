@@ -6,7 +6,7 @@ that msgpack keeps as they are.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pdserve.engine.checks import check_transfer_id
 from pdserve.engine.port import Consume, Produce
@@ -102,20 +102,30 @@ def check(kv: Produce | Consume) -> None:
         raise InvalidRequest(f"a {kv.mode.value.upper()} consumer needs a {needed} and no {other}")
 
 
-def offered(tokens: int, blocks: int) -> dict[str, Any]:
-    """What a producer's connector returns with its answer: prompt tokens and blocks on offer."""
-    return {KEY: {"tokens": tokens, "blocks": blocks}}
+class Offered(NamedTuple):
+    """What a producer's connector returns with its answer."""
+
+    tokens: int = 0
+    """Prompt tokens on offer; 0 where nothing is."""
+    blocks: int = 0
+    last_chunk_ns: int = 0
+    """See port.EngineTimes."""
 
 
-def decode_offered(params: Mapping[str, Any] | None) -> tuple[int, int]:
-    """(tokens, blocks) on offer; (0, 0) where nothing is.
+def offered(offer: Offered) -> dict[str, Any]:
+    """The map that rides back."""
+    return {KEY: offer._asdict()}
+
+
+def decode_offered(params: Mapping[str, Any] | None) -> Offered:
+    """What `offered` was given; `Offered()` where there is no map.
 
     Raises:
         InvalidRequest: not what `offered` made.
     """
     if not params:
-        return 0, 0
+        return Offered()
     values = params.get(KEY)
-    if not isinstance(values, Mapping) or set(values) != {"tokens", "blocks"}:
+    if not isinstance(values, Mapping) or set(values) != set(Offered._fields):
         raise InvalidRequest("kv_transfer_params of an answer are not pdserve's")
-    return int(values["tokens"]), int(values["blocks"])
+    return Offered(**{name: int(value) for name, value in values.items()})

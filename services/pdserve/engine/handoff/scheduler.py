@@ -57,6 +57,8 @@ class _Producer:
     attempt: int = 0
     announced: int = 0
     """Leading prompt blocks told to kvd in this attempt."""
+    last_chunk_ns: int = 0
+    """When the last chunk was put into a step's plan."""
     told: bool = False
     """kvd knows the handle and owes an end."""
     ended: bool = False
@@ -172,7 +174,8 @@ class SchedulerHandoff:
 
     def step(self, scheduled: Iterable[ScheduledChunk], preempted: Iterable[str]) -> StepPlan:
         """Closes one scheduling round. `preempted` lost their blocks in it, whether or not they
-        are scheduled again at once. Called once a round, also in rounds without work."""
+        are scheduled again at once. Called once a round, also in rounds without work; only a round in
+        which `idle` holds and no end has come may be left out."""
         self._step += 1
         sent: list[str] = []
         received: list[str] = []
@@ -216,10 +219,12 @@ class SchedulerHandoff:
         self._announcing.discard(handle)
         complete = by_length and computed_tokens >= producer.prompt_tokens
         blocks = tuple(block_ids[: self._blocks(producer.prompt_tokens)])
+        answer = handoff_params.offered(
+            handoff_params.Offered(producer.prompt_tokens, len(blocks), producer.last_chunk_ns)
+        )
         if producer.ended:
             del self._producers[handle]
-            offered = complete and producer.released
-            return False, handoff_params.offered(producer.prompt_tokens, len(blocks)) if offered else None
+            return False, answer if complete and producer.released else None
         if complete:
             producer.told = producer.held = True
             self._send(
@@ -234,7 +239,7 @@ class SchedulerHandoff:
                     stamped_ns=self._clock.monotonic_ns(),
                 )
             )
-            return True, handoff_params.offered(producer.prompt_tokens, len(blocks))
+            return True, answer
         if producer.told:  # bytes may be in flight from its blocks: fence first, then free
             producer.held = True
             self._send(Retract(handle, producer.attempt, True, ProducerFailed.reason))
@@ -310,6 +315,7 @@ class SchedulerHandoff:
         first = producer.announced
         if last_chunk:
             self._announcing.discard(item.handle)  # until it is preempted
+            producer.last_chunk_ns = self._clock.monotonic_ns()
         if ready > first:
             producer.announced = ready
             yield Chunk(item.handle, producer.attempt, first, tuple(item.block_ids[first:ready]), ready)

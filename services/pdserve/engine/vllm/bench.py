@@ -1,8 +1,8 @@
 """What the connector costs a running vLLM engine: `python -m pdserve.engine.vllm.bench`.
 
 (1) idle connector: a decode step of an engine that is attached to kvd and hands nothing over,
-    against an engine without a connector, in turns on the same core; a start's ratio is of medians,
-    the result the mean over several starts.
+    against the same engine's steps without its connector, in turns of a few steps; stamped in vLLM's
+    core, where the step is. The result is the median over all turns.
 (2) landing: the largest gap between two tokens of a running stream while 20 READ transfers land on
     its engine, in steps of the stream alone, less what the joining requests compute anyway.
 
@@ -16,18 +16,20 @@ import contextlib
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from math import gcd
 from typing import Final
 
 from pdserve.engine.port import Output
-from pdserve.engine.vllm.bench_gaps import Idle, Landing, Turn, Windows, gaps_between
+from pdserve.engine.vllm import bench_turns
+from pdserve.engine.vllm.bench_gaps import Block, Idle, Landing, Windows, gaps_between
 from pdserve.engine.vllm.bench_rig import (
     BLOCK,
     CONTEXT,
     MAX_LEN,
-    WARM,
     Rig,
     only_results,
     open_rig,
@@ -62,12 +64,12 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 class Plan:
     """How much is measured."""
 
-    starts: int = 6
-    """Starts of the two engines of (1); an even number, because which starts first alternates."""
-    turns: int = 4
-    """Turns of each start: a run with and one without the connector."""
+    starts: int = 4
+    """Starts of the engine of (1)."""
+    streams: int = 16
+    """Streams of each start, one after the other."""
     steps: int = 100
-    """Decode steps of each run, and of (2)'s stream alone."""
+    """Decode steps of each stream, and of (2)'s stream alone."""
     rounds: int = 3
     """Rounds of (2)."""
     transfers: int = 20
@@ -111,45 +113,34 @@ class Plan:
 async def measure_idle(rig: Rig, plan: Plan, draw: random.Random) -> Result:
     """What the idle connector adds to a decode step.
 
-    Which engine starts and runs first alternates: a drift of the machine falls on both.
+    Raises:
+        PdserveError: an engine failed, or its steps were too few to say anything.
     """
-    starts: list[list[Turn]] = []
-    for number in range(plan.starts):
-        order = (rig.ours, rig.plain) if number % 2 else (rig.plain, rig.ours)
-        async with contextlib.AsyncExitStack() as stack:
-            up: dict[str, EngineProcess] = {}
-            for settings in order:
-                up[settings.kvd_socket] = await EngineProcess.start(settings)
-                stack.push_async_callback(up[settings.kvd_socket].aclose)
-            starts.append(await _turns(up[rig.ours.kvd_socket], up[""], plan, random_prompt(draw, CONTEXT)))
-    idle = Idle.of(starts)
+    starts = [await _blocks(rig, plan, random_prompt(draw, CONTEXT)) for _ in range(plan.starts)]
+    try:
+        idle = Idle.of(starts)
+    except ValueError as error:
+        raise PdserveError(f"the idle connector: {error}; more steps are needed") from error
+    wall, cpu = idle.wall, idle.cpu
     detail = (
-        f"step {_ms(idle.ours_s)} with, {_ms(idle.plain_s)} without ({(idle.ours_s - idle.plain_s) * 1e6:+.0f} us); "
-        f"+- {idle.error_percent:.2f}, ratio by start {_listed(idle.by_start, 3)}; "
-        f"{plan.starts} starts x {plan.turns} turns x {plan.steps} steps"
+        f"+- {wall.error:.2f} of a step of {_ms(idle.step_s)} ({wall.percent * idle.step_s * 1e4:+.0f} us); "
+        f"CPU time {cpu.percent:+.2f} +- {cpu.error:.2f} %; by start {_listed(idle.by_start)}; "
+        f"{plan.starts} starts x {plan.streams} streams x {plan.steps} steps"
     )
-    return Result("idle connector", idle.percent, "% of a step", IDLE_TARGET, idle.percent <= IDLE_TARGET, detail)
+    return Result("idle connector", wall.percent, "% of a step", IDLE_TARGET, wall.percent <= IDLE_TARGET, detail)
 
 
-async def _turns(ours: EngineProcess, plain: EngineProcess, plan: Plan, prompt: Prompt) -> list[Turn]:
-    for engine in (ours, plain):  # after this the prompt is in both prefix caches
-        await _gaps(engine, prompt, WARM)
-    turns: list[Turn] = []
-    for number in range(plan.turns):
-        if number % 2:
-            first = await _gaps(ours, prompt, plan.steps)
-            turns.append(Turn(first, await _gaps(plain, prompt, plan.steps)))
-        else:
-            first = await _gaps(plain, prompt, plan.steps)
-            turns.append(Turn(await _gaps(ours, prompt, plan.steps), first))
-    return turns
-
-
-async def _gaps(engine: EngineProcess, prompt: Prompt, steps: int) -> list[float]:
-    async with streaming(engine, prompt) as stream:
-        start = stream.tokens
-        await stream.go_on(steps)
-        return gaps_between(stream.times[start - 1 : start + steps])
+async def _blocks(rig: Rig, plan: Plan, prompt: Prompt) -> list[Block]:
+    """One start of an engine. After the first stream the prompt is in its prefix cache."""
+    with tempfile.TemporaryDirectory(prefix="pdsb-") as folder:
+        engine = await EngineProcess.start(rig.ours, partial(bench_turns.install, folder))
+        try:
+            for _ in range(plan.streams):
+                async with streaming(engine, prompt) as stream:
+                    await stream.go_on(plan.steps)
+        finally:
+            await engine.aclose()
+        return bench_turns.read(folder)
 
 
 async def measure_landing(rig: Rig, plan: Plan, draw: random.Random) -> Result:

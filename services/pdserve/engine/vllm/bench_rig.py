@@ -34,13 +34,11 @@ _DEADLINE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """Settings of the three kinds of engine, and the daemon."""
+    """Settings of the two kinds of engine, and the daemon."""
 
     kvd: KvdOperator
     ours: VllmSettings
     """Attached to kvd; on the measured core."""
-    plain: VllmSettings
-    """Without a connector; on the measured core."""
     prefill: VllmSettings
     """Attached to kvd; on another core, if there is one."""
 
@@ -60,14 +58,14 @@ async def open_rig(shape: TinyShape, kv_blocks: int) -> AsyncIterator[Rig]:
         folder = Path(name)
         model, socket = str(folder / "model"), str(folder / "kvd.sock")
         ours = VllmSettings(model, socket, args=args, cpus=(measured,))
-        plain, prefill = replace(ours, kvd_socket=""), replace(ours, cpus=(others[0],))
+        prefill = replace(ours, cpus=(others[0],))
         with _confined(others):
             await asyncio.to_thread(tiny_llama, Path(model), shape)
             # The first offers wait until all prompts are computed, as long as the machine takes.
             async with kvd_process(folder, "--accept", "60", "--lease", "120"):
                 operator = KvdOperator(socket)
                 try:
-                    yield Rig(operator, ours, plain, prefill)
+                    yield Rig(operator, ours, prefill)
                 finally:
                     await operator.aclose()
 

@@ -16,9 +16,10 @@ from vllm.v1.request import RequestStatus
 
 from pdserve.engine.handoff.scheduler import StepPlan
 from pdserve.engine.vllm import news, versions
+from pdserve.engine.vllm.layer_hooks import LayerHooks
 from pdserve.engine.vllm.options import ConnectorOptions
 from pdserve.engine.vllm.process import belong_to_parent
-from pdserve.engine.vllm.scheduler_side import SchedulerSide, attach
+from pdserve.engine.vllm.scheduler_side import IDLE, SchedulerSide, attach
 from pdserve.engine.vllm.startup import StartReport
 from pdserve.engine.vllm.worker_side import WorkerSide
 from pdserve.rpc.errors import ConfigError, EngineDied
@@ -33,6 +34,12 @@ class StepMetadata(v1.KVConnectorMetadata):  # type: ignore[misc]  # see above
 
     plan: StepPlan
     failed_blocks: tuple[int, ...] = ()
+    idle: bool = False
+    """The engine hands nothing over and has heard nothing."""
+
+
+_IDLE = StepMetadata(IDLE.plan, idle=True)
+"""That of IDLE."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,9 @@ class KvdConnector(versions.ConnectorBase):
         self._config = vllm_config
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._metadata: StepMetadata | None = None
+        self._step = _IDLE
+        """Worker: what the step that runs is about."""
+        self._layer_hooks = LayerHooks()
         with self._report.errors(role.name.lower()):
             belong_to_parent()
             groups = kv_cache_config.kv_cache_groups
@@ -125,7 +134,7 @@ class KvdConnector(versions.ConnectorBase):
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Closes a round of scheduling."""
         done = self._of_scheduler().round(scheduler_output)
-        return StepMetadata(done.plan, done.failed_blocks)
+        return _IDLE if done is IDLE else StepMetadata(done.plan, done.failed_blocks)
 
     def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """The request is over; True keeps its blocks."""
@@ -139,15 +148,21 @@ class KvdConnector(versions.ConnectorBase):
 
     # Worker.
 
+    # vLLM calls all of these in every step, and most steps of a decoding engine hand nothing over.
+
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         """Before anything of the step is written."""
-        self._of_worker().fence(kv_connector_metadata.plan)
+        if kv_connector_metadata.plan.fences:
+            self._of_worker().fence(kv_connector_metadata.plan)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """Before the first layer."""
         super().bind_connector_metadata(connector_metadata)
-        self._metadata = connector_metadata
-        self._of_worker().begin_step(connector_metadata.plan)
+        self._step = connector_metadata
+        if not connector_metadata.idle:
+            self._of_worker().begin_step(connector_metadata.plan)
+        if not connector_metadata.plan.chunks:
+            self._layer_hooks.off()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing: kvd loads by itself."""
@@ -156,18 +171,22 @@ class KvdConnector(versions.ConnectorBase):
         """Nothing: vLLM schedules a request when all of its layers are there."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """A layer of the step is in memory."""
+        """A layer of the step is in memory. Not called in steps without chunks (`LayerHooks`)."""
         self._of_worker().layer_done(layer_name)
 
     def wait_for_save(self) -> None:
         """All layers of the step are."""
-        self._of_worker().end_step()
+        self._layer_hooks.on()
+        if self._step.plan.chunks:
+            self._of_worker().end_step()
 
     def completed(self) -> versions.Completed:
         """See versions.ConnectorBase."""
-        done, step = self._of_worker().poll(), self._metadata
-        blocks = step.failed_blocks if step is not None else ()
-        return versions.Completed(tuple(done.sent), tuple(done.received), tuple(done.failed), blocks)
+        self._layer_hooks.on()  # with a draft model vLLM waits for the save after this
+        if self._step.idle:
+            return versions.NOTHING
+        done = self._of_worker().poll()
+        return versions.Completed(tuple(done.sent), tuple(done.received), tuple(done.failed), self._step.failed_blocks)
 
     # Both.
 

@@ -182,9 +182,9 @@ class VllmEngine:
             # vLLM counts what kvd landed as cached; a hand-over that failed leaves only its own.
             failed = taking.error.done()
             cached, recomputed = (cached, len(request.prompt) - cached) if failed else (taking.local_tokens, 0)
-        tokens = blocks = 0
+        offered = handoff_params.Offered()
         if finish is not None and isinstance(request.kv, Produce):
-            tokens, blocks = handoff_params.decode_offered(raw.kv_transfer_params)
+            offered = handoff_params.decode_offered(raw.kv_transfer_params)
         return Output(
             token_ids=tuple(answer.token_ids),
             text=answer.text,
@@ -193,9 +193,9 @@ class VllmEngine:
             stop_reason=translate.stop_reason(answer.stop_reason),
             cached_tokens=cached,
             recomputed_tokens=recomputed,
-            offered_tokens=tokens,
-            offered_blocks=blocks,
-            times=translate.times(raw.metrics),
+            offered_tokens=offered.tokens,
+            offered_blocks=offered.blocks,
+            times=translate.times(raw.metrics, offered.last_chunk_ns),
         )
 
 

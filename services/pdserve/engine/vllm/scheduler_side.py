@@ -33,6 +33,10 @@ class Round:
     """The blocks that the plan's failed consumers waited for."""
 
 
+IDLE: Final = Round(StepPlan(0))
+"""The round of an engine that hands nothing over: always this one, so that it costs nothing to make."""
+
+
 class Link(SchedulerLink, Protocol):
     """The scheduler's attachment to kvd."""
 
@@ -111,6 +115,8 @@ class SchedulerSide:
     def round(self, output: Any) -> Round:
         """Closes a round of scheduling; `output` is vLLM's SchedulerOutput. Requests that lost their
         blocks in it are in `preempted_req_ids`."""
+        if self._handoff.idle and not (self._unsaid or self._link.ends_available.is_set()):
+            return IDLE
         if not (output.total_num_scheduled_tokens or self._unsaid or self._handoff.idle):
             self._link.ends_available.wait(IDLE_WAIT_S)
         plan = self._handoff.step(self._chunks(output), output.preempted_req_ids or ())

@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ _CALL_TIMEOUT_S = 30.0
 class EngineProcess:
     """A VllmEngine behind a pipe, with the engine port's words. Call on one loop."""
 
-    def __init__(self, settings: VllmSettings) -> None:
+    def __init__(self, settings: VllmSettings, prepare: Callable[[], None] | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["pdserve.engine.vllm.preload"])
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(settings, theirs), name="engine")
+        self._process = context.Process(target=_serve, args=(settings, theirs, prepare), name="engine")
         self._process.start()
         theirs.close()
         self._loop = asyncio.get_running_loop()
@@ -42,9 +42,13 @@ class EngineProcess:
         self._info: EngineInfo | None = None
 
     @classmethod
-    async def start(cls, settings: VllmSettings) -> "EngineProcess":
-        """Raises what VllmEngine.start raises."""
-        engine = cls(settings)
+    async def start(cls, settings: VllmSettings, prepare: Callable[[], None] | None = None) -> "EngineProcess":
+        """Raises what VllmEngine.start raises.
+
+        `prepare`: called in the new process before the engine starts, whose own processes are forked
+        of it; must pickle.
+        """
+        engine = cls(settings, prepare)
         try:
             engine._info = await engine._call("start", timeout=START_TIMEOUT_S)
         except BaseException:
@@ -176,8 +180,10 @@ def _raised(value: Any) -> Any:
     return value
 
 
-def _serve(settings: VllmSettings, pipe: Connection) -> None:
+def _serve(settings: VllmSettings, pipe: Connection, prepare: Callable[[], None] | None) -> None:
     """The other process."""
+    if prepare is not None:
+        prepare()
     asyncio.run(_Server(pipe).run(settings))
 
 

@@ -61,11 +61,11 @@ def positions(token_ids: Sequence[int], logprobs: Iterable[Mapping[int, Any]] | 
     return tuple(_position(token, entries, top) for token, entries in zip(token_ids, logprobs, strict=True))
 
 
-def times(metrics: Any) -> EngineTimes:
-    """vLLM's stamps, which are seconds of CLOCK_MONOTONIC in EngineCore."""
+def times(metrics: Any, last_chunk_ns: int = 0) -> EngineTimes:
+    """vLLM's stamps, which are seconds of CLOCK_MONOTONIC in EngineCore, and the connector's."""
     if metrics is None:
-        return EngineTimes()
-    return EngineTimes(int(metrics.scheduled_ts * 1e9), int(metrics.first_token_ts * 1e9))
+        return EngineTimes(last_chunk_ns=last_chunk_ns)
+    return EngineTimes(int(metrics.scheduled_ts * 1e9), int(metrics.first_token_ts * 1e9), last_chunk_ns)
 
 
 def _position(token: int, entries: Mapping[int, Any], top: int) -> Position:

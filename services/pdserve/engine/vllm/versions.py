@@ -55,7 +55,7 @@ class Completed:
     """The blocks that they waited for."""
 
 
-_NOTHING = Completed()
+NOTHING = Completed()
 
 
 class ConnectorBase(_base.KVConnectorBase_V1):  # type: ignore[misc]  # vllm is not typed here
@@ -65,13 +65,15 @@ class ConnectorBase(_base.KVConnectorBase_V1):  # type: ignore[misc]  # vllm is 
 
     def completed(self) -> Completed:
         """What has completed since the last call; called once a step."""
-        return _NOTHING
+        return NOTHING
 
     if _RESULTS is not None:
 
         def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
             """0.32; see the base class."""
             done = self.completed()
+            if done is NOTHING:
+                return _RESULTS()
             return _RESULTS(set(done.sent), set(done.received), set(done.failed))
 
     else:

@@ -69,7 +69,7 @@ class WorkerSide:
             self._registered().begin_step(plan)
 
     def layer_done(self, name: str) -> None:
-        """See WorkerHandoff.layer_done; called for every layer of every step."""
+        """See WorkerHandoff.layer_done."""
         handoff = self._handoff
         if handoff is not None and handoff.announcing:
             handoff.layer_done(self._layers[name])
