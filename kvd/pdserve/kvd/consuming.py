@@ -62,7 +62,8 @@ class Consuming:
         book.link(engine_id, transfer)
         book.handles[engine_id, message.handle] = (transfer, end)
         book.move_consumer(transfer, end, ConsumerEvent.ACCEPT)
-        book.touched[source.engine_id] = now
+        if transfer.producer is not None and transfer.producer.state is Producer.COMPLETE:
+            book.touched[source.engine_id] = now  # an accept of what is not on offer lets nothing move
         if transfer.all_came:
             book.timers.clear(Timer("accept", tid))
         if problem:

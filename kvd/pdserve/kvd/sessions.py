@@ -1,18 +1,26 @@
-"""Open sessions by pair of regions: made once, cached, and closed with either region."""
+"""Open sessions by pair of regions: made once, cached, and closed with either region.
+
+    get ──▶ opening ──▶ open ──▶ closing ──▶ gone
+               └─ failed, or closed meanwhile: the next `get` opens another
+
+A pair has at most one session that is opening or open; one that closes may be beside it. Engine ids are
+epochs, so no session is ever taken for that of a restarted engine.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from pdserve.kvd.transport.choose import choose
 from pdserve.kvd.transport.port import MappedRegion, Session, Transport
 from pdserve.kvd.types import RegionKey
-from pdserve.rpc.errors import StaleEpoch
+from pdserve.rpc.errors import StaleEpoch, TransferFailed
 
 log = structlog.get_logger(__name__)
 
 Pair = tuple[RegionKey, RegionKey]
+_Opening = asyncio.Task[tuple[Session, str]]
 
 
 class Sessions:
@@ -22,44 +30,50 @@ class Sessions:
         """`transports` in order of preference."""
         self._transports: Mapping[str, Transport] = {t.capabilities.name: t for t in transports}
         self._region = region
-        self._open: dict[Pair, asyncio.Task[tuple[Session, str]]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._open: dict[Pair, _Opening] = {}
+        self._closing: dict[asyncio.Task[None], Pair] = {}
 
     async def get(self, src: RegionKey, dst: RegionKey) -> tuple[Session, str]:
-        """The session of a pair and its transport's name.
+        """The session of a pair and its transport's name. A caller that is cancelled leaves the session alone.
 
         Raises:
             StaleEpoch: a region is gone.
-            TransferFailed: no transport joins the two.
+            TransferFailed: no transport joins the two, or the session was closed while it opened.
         """
         pair = (src, dst)
         task = self._open.get(pair)
         if task is None:
             task = self._open[pair] = asyncio.create_task(self._make(src, dst))
-        try:
-            return await asyncio.shield(task)
-        except BaseException:
-            if task.done() and self._open.get(pair) is task:
-                del self._open[pair]  # a failure is not kept: the next one tries again
-            raise
+            task.add_done_callback(lambda made: self._made(pair, made))
+        if not task.done():  # it is, but for a pair's first copies
+            await asyncio.wait([task])
+        if task.cancelled():
+            raise TransferFailed("the session was closed while it was being opened")
+        return task.result()
 
     async def close(self, pair: Pair) -> None:
-        """Closes a pair's session; its copies are terminal then."""
+        """Closes a pair's session, also one that is being opened or closed already; its copies are terminal then."""
         task = self._open.pop(pair, None)
         if task is not None:
             closer = asyncio.create_task(self._end(pair, task))
-            self._closing.add(closer)
-            closer.add_done_callback(self._closing.discard)
-            await asyncio.shield(closer)
+            self._closing[closer] = pair
+            closer.add_done_callback(self._closing.pop)
+        closers = [closer for closer, closing in self._closing.items() if closing == pair]
+        await asyncio.gather(*(asyncio.shield(closer) for closer in closers))
 
     async def close_engine(self, engine_id: str) -> None:
         """Closes every session from or to an engine."""
-        pairs = [p for p in self._open if engine_id in (p[0].engine_id, p[1].engine_id)]
-        await asyncio.gather(*(self.close(pair) for pair in pairs))
+        await self._close_all(p for p in self._pairs() if engine_id in (p[0].engine_id, p[1].engine_id))
 
     async def aclose(self) -> None:
         """Closes all."""
-        await asyncio.gather(*(self.close(pair) for pair in list(self._open)), *self._closing)
+        await self._close_all(self._pairs())
+
+    def _pairs(self) -> set[Pair]:
+        return {*self._open, *self._closing.values()}
+
+    async def _close_all(self, pairs: Iterable[Pair]) -> None:
+        await asyncio.gather(*[self.close(pair) for pair in pairs])
 
     async def _make(self, src: RegionKey, dst: RegionKey) -> tuple[Session, str]:
         a, b = self._region(src), self._region(dst)
@@ -70,8 +84,14 @@ class Sessions:
         log.info("session_opened", src=str(src), dst=str(dst), transport=name)
         return session, name
 
-    async def _end(self, pair: Pair, task: asyncio.Task[tuple[Session, str]]) -> None:
+    def _made(self, pair: Pair, task: _Opening) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        if failed and self._open.get(pair) is task:
+            del self._open[pair]  # a failure is not kept: the next one tries again
+
+    async def _end(self, pair: Pair, task: _Opening) -> None:
+        task.cancel()  # an opening that hangs must not keep a fence for ever; one that is done stays done
         await asyncio.wait([task])
-        if task.exception() is None:
+        if not task.cancelled() and task.exception() is None:
             await task.result()[0].close()
             log.info("session_closed", src=str(pair[0]), dst=str(pair[1]))

@@ -47,8 +47,9 @@ class Legs:
         *,
         ticket: bytes = b"",
         locator: bytes = b"",
+        max_tokens: int = 4,
     ) -> Any:
-        """The call of a decode leg for four greedy tokens: a READ with a ticket, else a WRITE; policy fail."""
+        """The call of a decode leg for greedy tokens: a READ with a ticket, else a WRITE; policy fail."""
         card = self._fleet.card
         source = decode_pb2.KvSource(transfer_id=transfer_id, mode=_MODES["read" if ticket else "write"])
         if ticket:
@@ -58,7 +59,7 @@ class Legs:
         request = decode_pb2.DecodeRequest(
             request_id="r",
             prompt_token_ids=prompt,
-            sampling=common_pb2.SamplingParams(max_tokens=4, temperature=0.0),
+            sampling=common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0),
             source=source,
             on_failure=common_pb2.FAILURE_POLICY_FAIL,
         )

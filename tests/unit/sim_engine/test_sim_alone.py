@@ -63,7 +63,7 @@ async def test_cached_tokens_are_counted(helpers: Any) -> None:
     [
         ({"prompt": ()}, EmptyPrompt),
         ({"prompt": (1,) * 100}, ContextExceeded),
-        ({"prompt": (1,) * 64}, PoolExceeded),
+        ({"prompt": (1,) * 65}, PoolExceeded),
         ({"prompt": (258,)}, InvalidRequest),
         ({"sampling": Sampling(max_tokens=0)}, InvalidRequest),
         ({"sampling": Sampling(logprobs=21)}, InvalidRequest),
@@ -95,9 +95,9 @@ async def test_an_id_twice_at_once_is_refused(helpers: Any) -> None:
     await engine.aclose()
 
 
-@pytest.mark.parametrize(("prompt", "most"), [(90, 10), (40, 24)], ids=["context", "pool"])
+@pytest.mark.parametrize(("prompt", "most"), [(90, 10), (40, 25), (64, 1)], ids=["context", "pool", "all"])
 async def test_an_answer_ends_with_the_context_or_the_pool(helpers: Any, prompt: int, most: int) -> None:
-    """Without max_tokens an answer runs to what can be held, by length."""
+    """Without max_tokens an answer runs to what can be held, by length; its last token needs no place."""
     config = SimConfig(max_model_len=100, num_blocks=512 if most == 10 else 4)
     engine = await SimEngine.start(config)
     outputs = await helpers.collect(engine, request("x", [1] * prompt, max_tokens=None))

@@ -87,7 +87,7 @@ class Transport(Protocol):
         ...
 
     async def open(self, src: MappedRegion, dst: MappedRegion) -> Session:
-        """A new session.
+        """A new session. Cancelled before it returns, it leaves nothing open.
 
         Raises:
             TransferFailed: it cannot reach one of the regions.

@@ -24,7 +24,7 @@ def check_request(config: SimConfig, request: Request) -> None:
             f"the prompt has {count} tokens; the context holds {config.max_model_len} with the answer"
         )
     if count >= config.context:
-        raise PoolExceeded(f"the prompt has {count} tokens; the pool holds {config.context} with the answer")
+        raise PoolExceeded(f"the prompt has {count} tokens; the pool holds {config.num_blocks * config.block_size}")
     if odd := [token for token in request.prompt if not 0 <= token < VOCAB_SIZE]:
         raise InvalidRequest(f"token {odd[0]} is not in the vocabulary of {VOCAB_SIZE}")
     if sampling.max_tokens is not None and sampling.max_tokens < 1:

@@ -80,8 +80,9 @@ class SimConfig:
 
     @property
     def context(self) -> int:
-        """Most tokens that one request can have: the model's or the pool's limit."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        """Most tokens that one request can have: the model's or the pool's limit. The last token of an
+        answer is never computed on, so its KV needs no place."""
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
 
     def identity(self) -> dict[str, str]:
         """What two sim engines must share to exchange KV."""
