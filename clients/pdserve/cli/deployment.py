@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ class Deployment:
     mode: str
     processes: dict[str, int]
     """Process ids by name."""
+    restarts: dict[str, int]
+    """How often each process has died and was started again, by name."""
 
 
 def default_dir() -> Path:
@@ -67,9 +69,12 @@ def claimed(state_dir: Path) -> Iterator[Path]:
             key.unlink(missing_ok=True)
 
 
-def publish(state_dir: Path, plan: Plan, pids: dict[str, int]) -> None:
+def publish(state_dir: Path, plan: Plan, pids: Mapping[str, int], restarts: Mapping[str, int]) -> None:
     """Writes up.json, whole or not at all."""
-    record = Deployment(plan.grpc, plan.http, plan.kvd, plan.spec.served_name, plan.spec.engine, plan.spec.mode, pids)
+    spec = plan.spec
+    record = Deployment(
+        plan.grpc, plan.http, plan.kvd, spec.served_name, spec.engine, spec.mode, dict(pids), dict(restarts)
+    )
     draft = state_dir / f".{_RECORD}"
     draft.write_text(json.dumps(asdict(record), indent=2) + "\n")
     draft.replace(state_dir / _RECORD)
@@ -97,10 +102,13 @@ def find(state_dir: Path | None, instead: str = "name one with --target HOST:POR
         raise ConfigError(f"{where / _RECORD} is not what this version of pdserve writes: {error}") from None
 
 
-def free_ports(engines: int, grpc: int, http: int) -> Ports:
+@contextlib.contextmanager
+def free_ports(engines: int, grpc: int, http: int) -> Iterator[Ports]:
     """Free TCP ports on loopback; `grpc` and `http` are taken where they are free, 0 for any.
 
-    They are free now; a process that is quicker than ours makes the service say so in its log.
+    Until exit they are held for our services, which bind them seconds later, and again after a death: a port that is
+    only free now may be anybody's by then, the source of a connection too. A socket that is bound and does not listen
+    keeps a port from all but those who bind it by number with SO_REUSEADDR, as servers do.
 
     Raises:
         ConfigError: no port is free.
@@ -109,15 +117,15 @@ def free_ports(engines: int, grpc: int, http: int) -> Ports:
 
         def one(wanted: int) -> int:
             for port in dict.fromkeys((wanted, 0)):
-                probe = held.enter_context(socket.socket())
-                # As the services bind: connections that are only dying do not hold the port.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                hold = held.enter_context(socket.socket())
+                # Also because connections that are only dying do not hold a port from services.
+                hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 with contextlib.suppress(OSError):
-                    probe.bind(("127.0.0.1", port))
-                    return int(probe.getsockname()[1])
+                    hold.bind(("127.0.0.1", port))
+                    return int(hold.getsockname()[1])
             raise ConfigError("no TCP port is free on 127.0.0.1")
 
-        return Ports(one(grpc), one(http), one(0), tuple(one(0) for _ in range(engines)))
+        yield Ports(one(grpc), one(http), one(0), tuple(one(0) for _ in range(engines)))
 
 
 def usable_cores() -> Sequence[int]:

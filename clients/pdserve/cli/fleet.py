@@ -1,18 +1,21 @@
-"""A deployment's processes, owned: started in order, waited for, watched, drained in the order that loses nothing.
+"""A deployment's processes, owned: started in order, waited for, kept, drained in the order that loses nothing.
 
-Start: kvd, then engines and proxy side by side. Drain: proxy first (it takes no more and finishes
+Start: kvd, then engines and proxy side by side. One that dies later is started again by its keeper, by itself: the
+others find it at its address. Drain: proxy first (it takes no more and finishes
 what it has, for which it needs the engines), then engines, then kvd.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from pdserve.cli import probe
 from pdserve.cli.board import Board
+from pdserve.cli.keeper import Keeper
 from pdserve.cli.plan import Kind, Plan, Process
-from pdserve.cli.processes import Child, Guard
+from pdserve.cli.processes import Guard
+from pdserve.cli.restarts import STEP, Allowance
 from pdserve.client import AsyncClient, Engine, PdserveError, Retry, Unavailable
 
 _POLL = 0.25
@@ -23,22 +26,39 @@ _DRAIN: Sequence[Kind] = ("proxy", "engine", "kvd")
 class Fleet:
     """The running processes of one plan, as an async context manager that leaves none behind."""
 
-    def __init__(self, plan: Plan, board: Board, *, grace: float = 30.0) -> None:
-        """`grace`: seconds that each stage of the drain may take."""
+    def __init__(
+        self, plan: Plan, board: Board, *, grace: float = 30.0, restarts: int = 0, pause_step: float = STEP
+    ) -> None:
+        """`grace`: seconds that each stage of the drain may take. `restarts`: how often each process that has served is
+        started again when it dies, with pauses that grow by `pause_step` seconds."""
         self.plan = plan
         self._board = board
         self._grace = grace
-        self._children: list[Child] = []
+        self._restarts = restarts
+        self._pause_step = pause_step
+        self._patience = 0.0
+        self._keepers: list[Keeper] = []
         self._guard: Guard | None = None
-        self._deaths: asyncio.Queue[Child] = asyncio.Queue()
-        self._watchers: list[asyncio.Task[None]] = []
+        self._lost: asyncio.Queue[PdserveError] = asyncio.Queue()
+        self.changed: Callable[[], None] = lambda: None
+        """Called when `pids` has changed."""
         self.hurry = asyncio.Event()
         """Set to end the drain at once."""
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name."""
-        return {child.name: child.pid for child in self._children}
+        """Process ids by name; of one that is about to be started again, the old one."""
+        return {keeper.name: keeper.pid for keeper in self._keepers if keeper.pid}
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often each process was started again, by name."""
+        return {keeper.name: keeper.restarts for keeper in self._keepers}
+
+    @property
+    def away(self) -> set[str]:
+        """Names of those that have died and do not serve again yet."""
+        return {keeper.name for keeper in self._keepers if keeper.away}
 
     async def start(self, timeout: float) -> None:
         """Starts everything; returns when the proxy routes to every engine.
@@ -47,6 +67,7 @@ class Fleet:
             Unavailable: a process ended; the message has the end of its log.
             Unavailable: not ready within `timeout` seconds; the message says what was not.
         """
+        self._patience = timeout
         try:
             async with asyncio.timeout(timeout):
                 await self.unless_one_dies(self._bring_up())
@@ -54,10 +75,10 @@ class Fleet:
             raise Unavailable(f"not ready within {timeout:g} s: {await self._unready()}") from None
 
     async def unless_one_dies(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` to its end, and ends it where a process dies first.
+        """Runs `work` to its end, and ends it where a process dies first for good.
 
         Raises:
-            Unavailable: a process ended; or what `work` raises.
+            Unavailable: a process ended and is not started again; or what `work` raises.
         """
         doing, death = asyncio.ensure_future(work), asyncio.ensure_future(self.died())
         try:
@@ -69,18 +90,12 @@ class Fleet:
             await asyncio.gather(doing, death, return_exceptions=True)
 
     async def died(self) -> NoReturn:
-        """Waits for a process to end without being asked to.
+        """Waits for a process to end without being asked to, and for good.
 
         Raises:
             Unavailable: one did; the message has the end of its log.
         """
-        child = await self._deaths.get()
-        end = child.returncode or 0
-        how = f"was ended by signal {-end}" if end < 0 else f"ended with status {end}"
-        self._board.show(child.name, how)
-        raise Unavailable(
-            f"{child.name} (pid {child.pid}) {how}; the end of its log {child.plan.log}:\n{child.log_tail()}"
-        )
+        raise await self._lost.get()
 
     async def engines(self) -> dict[str, Engine]:
         """Engines that the proxy knows, by process name.
@@ -99,17 +114,17 @@ class Fleet:
 
     async def aclose(self) -> None:
         """Drains and stops every process; safe twice."""
+        for keeper in self._keepers:
+            await keeper.let_go()
         for kind in _DRAIN:
-            stage = [child for child in self._children if child.plan.kind == kind]
-            for child in stage:
-                if child.returncode is None:
-                    self._board.show(child.name, "draining")
-            await asyncio.gather(*(child.stop(self._grace, self.hurry) for child in stage))
-            for child in stage:
-                self._board.show(child.name, "stopped")
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        self._children.clear()
-        self._watchers.clear()
+            stage = [keeper for keeper in self._keepers if keeper.plan.kind == kind]
+            for keeper in stage:
+                if keeper.runs:
+                    self._board.show(keeper.name, "draining")
+            await asyncio.gather(*(keeper.stop(self._grace, self.hurry) for keeper in stage))
+            for keeper in stage:
+                self._board.show(keeper.name, "stopped")
+        self._keepers.clear()
         if self._guard is not None:
             await self._guard.aclose()
 
@@ -137,11 +152,10 @@ class Fleet:
     async def _spawn(self, processes: Iterable[Process]) -> None:
         assert self._guard is not None, "used outside of its context"
         for process in processes:
-            child = await Child.start(process)
-            self._children.append(child)
-            await self._guard.watch(child)
-            self._watchers.append(asyncio.create_task(self._report_end(child), name=f"watch {child.name}"))
-            self._board.show(process.name, "starting")
+            allowance = Allowance(self._restarts, self._pause_step)
+            keeper = Keeper(process, self._guard, self._board, allowance, patience=self._patience)
+            self._keepers.append(keeper)
+            await keeper.start(self._lost.put_nowait, lambda: self.changed())
 
     async def _all_serving(self, processes: Sequence[Process]) -> None:
         left = list(processes)
@@ -150,6 +164,7 @@ class Fleet:
             for process, serves in zip(tuple(left), answers, strict=True):
                 if serves:
                     left.remove(process)
+                    self._keeper(process.name).served()
                     self._board.show(process.name, "serving")
             self._board.refresh()
             if left:
@@ -176,14 +191,13 @@ class Fleet:
 
     async def _unready(self) -> str:
         states = []
-        for child in self._children:
-            if not await probe.serving(child.plan.target):
-                states.append(f"{child.name} does not serve; the end of its log {child.plan.log}:\n{child.log_tail(8)}")
+        for keeper in self._keepers:
+            if keeper.pid and not await probe.serving(keeper.plan.target):
+                said = keeper.child.log_tail(8)
+                states.append(f"{keeper.name} does not serve; the end of its log {keeper.plan.log}:\n{said}")
         if not states:
             states = [f"{name}: {why}" for name, why in (await self._not_routed()).items()]
         return "\n".join(states)
 
-    async def _report_end(self, child: Child) -> None:
-        await child.wait()
-        if not child.stopping:
-            self._deaths.put_nowait(child)
+    def _keeper(self, name: str) -> Keeper:
+        return next(keeper for keeper in self._keepers if keeper.name == name)

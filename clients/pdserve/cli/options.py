@@ -59,6 +59,14 @@ def count(text: str) -> int:
     return value
 
 
+def times(text: str) -> int:
+    """A whole number of at least 0, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
 def seconds(text: str) -> float:
     """A positive number of seconds, for argparse."""
     value = float(text)

@@ -20,6 +20,8 @@ _LONGEST_SOCKET = "notices.sock"
 KVD_SOCKET = "kvd.sock"
 """Name of kvd's gRPC socket in its state folder, as `pdserve-kvd` has it too."""
 _HOST = "127.0.0.1"
+_OURS = ("socket", "state-dir", "cluster-key-file")
+"""Settings of kvd that a deployment makes itself."""
 _SILENCE = 15
 """Beats that an engine may miss. On one machine a death is told by a broken connection, at once; silence mostly means
 that the machine is busy."""
@@ -49,8 +51,16 @@ class Spec:
     """Each engine on a core of its own, in turn."""
     engine_args: tuple[str, ...] = ()
     """vLLM's own arguments, or the sim engine's flags; passed to every engine unchanged."""
+    kvd_settings: tuple[str, ...] = ()
+    """NAME=VALUE: `pdserve-kvd --NAME=VALUE`."""
 
     def __post_init__(self) -> None:
+        for setting in self.kvd_settings:
+            name, equals, value = setting.partition("=")
+            if not (name and equals and value) or name.startswith("-"):
+                raise ConfigError(f"kvd setting {setting!r} is not NAME=VALUE, as lease=10")
+            if name in _OURS:
+                raise ConfigError(f"kvd's {name} is the deployment's to set")
         if min(self.prefill, self.decode, self.both) < 0 or self.prefill + self.decode + self.both == 0:
             raise ConfigError("a deployment needs at least one engine")
         if (self.prefill == 0) != (self.decode == 0):
@@ -134,7 +144,7 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
             "kvd",
             "kvd",
             "pdserve.kvd",
-            ("--socket", str(socket), "--state-dir", str(state_dir)),
+            ("--socket", str(socket), "--state-dir", str(state_dir), *(f"--{s}" for s in spec.kvd_settings)),
             f"unix:{socket}",
             None,
         )

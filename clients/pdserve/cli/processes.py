@@ -4,22 +4,33 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pdserve.cli.plan import Process
+from pdserve.rpc.errors import Unavailable
 
 _GUARD = """
 trap '' INT TERM HUP
 groups=
-while read -r group; do groups="$groups -$group"; done
+while read -r group; do
+  case $group in
+    -*) left=; for one in $groups; do [ "$one" = "$group" ] || left="$left $one"; done; groups=$left ;;
+    *) groups="$groups -$group" ;;
+  esac
+done
 [ -z "$groups" ] || kill -s TERM -- $groups 2>/dev/null
 """
-"""Reads the process groups that we start; the pipe's end means that we are gone and were not able to stop them."""
+"""Reads the process groups that we start, and with a minus those that have ended; the pipe's end means that we are gone
+and were not able to stop them."""
 
 
 _STOP_SECONDS = 5.0
 """What a process gets to stop once it has been told twice."""
+_CLEAR_SECONDS = 20.0
+"""What killed processes get to be gone: the kernel takes its time to give much memory back."""
 
 
 class Child:
@@ -28,17 +39,18 @@ class Child:
     def __init__(self, plan: Process, process: asyncio.subprocess.Process) -> None:
         self.plan = plan
         self._process = process
-        self.stopping = False
-        """Whether its end is wanted."""
+        self._cleared = False
+        self._log_begins = 0
 
     @classmethod
-    async def start(cls, plan: Process) -> "Child":
-        """Starts it, with stdout and stderr into its log.
+    async def start(cls, plan: Process, *, again: bool = False) -> "Child":
+        """Starts it, with stdout and stderr into its log; `again` keeps what an earlier life wrote there.
 
         Raises:
             OSError: the program or the log folder is not there.
         """
-        with plan.log.open("wb") as log:
+        with plan.log.open("ab" if again else "wb") as log:
+            begins = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *plan.argv,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -51,7 +63,9 @@ class Child:
             # Before it has threads, so that all of them inherit it.
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(process.pid, {plan.core})
-        return cls(plan, process)
+        child = cls(plan, process)
+        child._log_begins = begins
+        return child
 
     @property
     def name(self) -> str:
@@ -80,20 +94,42 @@ class Child:
 
     async def stop(self, grace: float, hurry: asyncio.Event) -> None:
         """Drains it for up to `grace` seconds or until `hurry`, then stops it, then kills it and what it left."""
-        self.stopping = True
         self.signal(signal.SIGTERM)
         if not await self._ended_within(grace, hurry):
             self.signal(signal.SIGTERM)  # the second: stop without draining
             if not await self._ended_within(_STOP_SECONDS):
                 self.signal(signal.SIGKILL)
                 await self._process.wait()
-        # What it started and did not end itself is in its group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_group()
+
+    async def clear(self) -> None:
+        """Kills what it has left, once it has ended, and returns when nothing of it runs.
+
+        Raises:
+            Unavailable: something of it does not end.
+        """
+        self._kill_group()
+        until = time.monotonic() + _CLEAR_SECONDS
+        while left := list(running(self.pid)):
+            if time.monotonic() > until:
+                raise Unavailable(f"{self.name} has ended, and what it started does not: {', '.join(left)}")
+            await asyncio.sleep(0.02)
+        self._cleared = True  # from now on the number may be another's
+
+    def how_it_ended(self) -> str:
+        """In words; only once it has ended."""
+        end = self.returncode or 0
+        return f"was ended by signal {-end}" if end < 0 else f"ended with status {end}"
 
     def log_tail(self, lines: int = 20) -> str:
-        """The end of its log."""
-        return tail(self.plan.log, lines)
+        """The end of its log; nothing of an earlier life."""
+        return tail(self.plan.log, lines, self._log_begins)
+
+    def _kill_group(self) -> None:
+        """What it started and did not end itself is in its group."""
+        if not self._cleared:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _ended_within(self, seconds: float, hurry: asyncio.Event | None = None) -> bool:
         end = asyncio.ensure_future(self._process.wait())
@@ -125,9 +161,11 @@ class Guard:
 
     async def watch(self, child: Child) -> None:
         """Tells it of a process."""
-        assert self._process.stdin is not None  # it was asked for
-        self._process.stdin.write(f"{child.pid}\n".encode())
-        await self._process.stdin.drain()
+        await self._tell(f"{child.pid}")
+
+    async def forget(self, child: Child) -> None:
+        """Tells it that nothing is left of a process, whose number another may get."""
+        await self._tell(f"-{child.pid}")
 
     async def aclose(self) -> None:
         """Dismisses it: everything has ended; safe twice."""
@@ -138,12 +176,30 @@ class Guard:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
+    async def _tell(self, word: str) -> None:
+        assert self._process.stdin is not None  # it was asked for
+        self._process.stdin.write(f"{word}\n".encode())
+        await self._process.stdin.drain()
 
-def tail(path: Path, lines: int) -> str:
-    """The last lines of a file that may be large; empty where there is none."""
+
+def running(group: int) -> Iterator[str]:
+    """The processes of a group that have not ended, by name and pid; one that only waits to be reaped has."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # `pid (name) state parent group ...`; a name may have spaces and brackets.
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue  # it has just ended
+        state, _, its_group = rest.split()[:3]
+        if int(its_group) == group and state not in "ZX":
+            yield f"{name.partition('(')[2]} ({stat.parent.name})"
+
+
+def tail(path: Path, lines: int, begins: int = 0) -> str:
+    """The last lines of a file that may be large, from byte `begins` on; empty where there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 64 * 1024))
+            file.seek(max(begins, path.stat().st_size - 64 * 1024))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""`pdserve status`: the engines behind a proxy and what they are doing."""
+"""`pdserve status`: the engines behind a proxy and what they are doing, and a deployment's processes."""
 
 import argparse
 import dataclasses
@@ -15,15 +15,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the topology."""
-    target = options.target(args)
+    """Prints the topology, and the processes where it is a deployment of `pdserve up` here."""
+    from pdserve.cli import deployment
+
+    record = None if args.target else deployment.find(args.state_dir)
+    target = record.grpc if record else str(args.target)
     from pdserve.cli import text
     from pdserve.client import Client
 
     with Client(target, timeout=args.timeout) as client:
         topology = client.topology()
     if args.json:
-        print(json.dumps(dataclasses.asdict(topology), indent=2, ensure_ascii=False))
+        told = dataclasses.asdict(topology)
+        if record:
+            told["processes"] = {
+                name: {"pid": pid, "restarts": record.restarts[name]} for name, pid in record.processes.items()
+            }
+        print(json.dumps(told, indent=2, ensure_ascii=False))
         return 0
     print(f"proxy {target}: mode {topology.default_mode or 'unknown'}, {topology.in_flight} in flight, ", end="")
     print(f"{topology.queued} queued")
@@ -43,4 +51,7 @@ def run(args: argparse.Namespace) -> int:
         for engine in topology.engines
     ]
     print(text.table(header, rows, left=5) if rows else "no engine has registered")
+    if record:
+        lines = [(name, str(pid), str(record.restarts[name])) for name, pid in record.processes.items()]
+        print(f"\n{text.table(('process', 'pid', 'restarts'), lines)}")
     return 0

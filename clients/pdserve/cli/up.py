@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.cli import options
+from pdserve.cli import options, restarts
 from pdserve.rpc.errors import PdserveError
 
 if TYPE_CHECKING:
     from pdserve.cli.board import Board
     from pdserve.cli.fleet import Fleet
-    from pdserve.cli.plan import Spec
+    from pdserve.cli.plan import Ports, Spec
 
 GRPC_PORT, HTTP_PORT = 50050, 8000
 TAKES_REST = True
@@ -35,6 +35,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("read", "write"), default="read", help="how KV is handed over by default")
     parser.add_argument("--on-failure", choices=("fail", "recompute"), default="", help="when a hand-over fails")
     parser.add_argument("--pin", action="store_true", help="each engine on a core of its own")
+    parser.add_argument(
+        "--restarts",
+        type=options.times,
+        default=restarts.DEFAULT,
+        metavar="N",
+        help=f"how often each process that has served is started again when it dies; default {restarts.DEFAULT}",
+    )
+    parser.add_argument(
+        "--kvd",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of pdserve-kvd, as lease=10; repeatable",
+    )
     parser.add_argument("--grpc-port", type=int, default=GRPC_PORT, metavar="P", help="if it is free, else another")
     parser.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="P", help="if it is free, else another")
     parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="for sockets, key and logs; a short path")
@@ -45,12 +59,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Starts the deployment and keeps it until a signal; 0 after a drain."""
     spec = spec_of(args)
-    from pdserve.cli import deployment
+    from pdserve.cli import deployment, plan
     from pdserve.cli.board import Board
 
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
-    with deployment.claimed((args.state_dir or deployment.default_dir()).absolute()) as state_dir:
-        return asyncio.run(_serve(spec, state_dir, args, board))
+    with (
+        deployment.claimed((args.state_dir or deployment.default_dir()).absolute()) as state_dir,
+        deployment.free_ports(len(plan.engine_names(spec)), args.grpc_port, args.http_port) as ports,
+    ):
+        return asyncio.run(_serve(spec, state_dir, args, board, ports))
 
 
 def spec_of(args: argparse.Namespace) -> "Spec":
@@ -76,26 +93,27 @@ def spec_of(args: argparse.Namespace) -> "Spec":
         on_failure=args.on_failure,
         pin=args.pin,
         engine_args=tuple(args.rest),
+        kvd_settings=tuple(args.kvd),
     )
 
 
-async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board") -> int:
+async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board", ports: "Ports") -> int:
     from pdserve.cli import deployment, plan
     from pdserve.cli.fleet import Fleet
     from pdserve.cli.stopping import Stop
 
-    ports = deployment.free_ports(len(plan.engine_names(spec)), args.grpc_port, args.http_port)
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
     for face, wanted, got in (("gRPC", args.grpc_port, ports.grpc), ("HTTP", args.http_port, ports.http)):
         if wanted and wanted != got:
             board.say(f"port {wanted} is taken: {face} is on {got}")
     board.say(f"starting {len(made.processes)} processes; logs are in {made.processes[0].log.parent}")
-    fleet = Fleet(made, board, grace=args.drain_timeout)
+    fleet = Fleet(made, board, grace=args.drain_timeout, restarts=args.restarts)
     stop = Stop(fleet.hurry.set)
     async with fleet:
         if not await stop.unless(fleet.start(args.start_timeout)):
             return 130
-        deployment.publish(state_dir, made, fleet.pids)
+        fleet.changed = lambda: deployment.publish(state_dir, made, fleet.pids, fleet.restarts)
+        fleet.changed()
         board.leave()
         elsewhere = f" --state-dir {state_dir}" if state_dir != deployment.default_dir() else ""
         board.say(how_to_call(made.grpc, made.http, spec.served_name, elsewhere))
@@ -127,14 +145,18 @@ async def _watch(fleet: "Fleet", board: "Board") -> None:
     """Shows the processes' states, for ever."""
     from pdserve.cli import probe
 
+    def show(name: str, state: str, detail: str = "") -> None:
+        if name not in fleet.away:  # of one that is being started again its keeper tells
+            board.show(name, state, detail)
+
     while True:
-        board.show("kvd", "ready" if await probe.serving(fleet.plan.kvd) else "does not answer")
+        show("kvd", "ready" if await probe.serving(fleet.plan.kvd) else "does not answer")
         try:
             for name, engine in (await fleet.engines()).items():
                 tokens = f"{engine.free_kv_tokens} of {engine.total_kv_tokens} KV tokens free"
                 detail = f"{engine.running} running, {engine.waiting} waiting, {tokens}"
-                board.show(name, engine.excluded_because or engine.state, detail)
-            board.show("proxy", "ready")
+                show(name, engine.excluded_because or engine.state, detail)
+            show("proxy", "ready")
         except PdserveError as error:
-            board.show("proxy", error.message)
+            show("proxy", error.message)
         await asyncio.sleep(_WATCH)

@@ -115,7 +115,9 @@ def test_the_deployment_answers_through_every_command(fleet: Up) -> None:
         assert answer["recomputed_tokens"] <= 16
     status = run("status", *where)
     assert status.returncode == 0, status.stderr
-    assert [line.split()[1] for line in status.stdout.splitlines()[3:]].count("prefill") == 1
+    engines, _, processes = status.stdout.partition("\n\n")
+    assert [line.split()[1] for line in engines.splitlines()[3:]].count("prefill") == 1
+    assert {line.split()[0] for line in processes.splitlines()[2:]} == set(fleet.record()["processes"])
     chat = subprocess.run(
         [*PDSERVE, "chat", "--max-tokens", "4", *where], input="hi\n", capture_output=True, text=True, timeout=50
     )
@@ -185,8 +187,9 @@ def _read(path: Path) -> bytes:
 
 
 def test_a_death_is_named_and_ends_the_deployment(state_dir: Path) -> None:
-    """kill -9 of an engine: exit status 1, its name and the end of its log on stderr, everything else stopped."""
-    up = start(state_dir)
+    """kill -9 of an engine that may not be started again: exit status 1, its name and the end of its log on stderr,
+    everything else stopped."""
+    up = start(state_dir, "--restarts", "0")
     pids = up.record()["processes"]
     os.kill(pids["decode-0"], signal.SIGKILL)
     assert up.process.wait(READY) == 1

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -94,22 +95,35 @@ class Fleet:
     def drain(self) -> None:
         """Ends it as Ctrl-C does, once nothing is held: with status 0, and no process is left."""
         self.idle(within=10.0)
+        at = self.up.ready()  # with the pids of those that were started again
         assert self.up.end(signal.SIGINT) == 0, self.up.out.read_text()
-        assert self.up.left(self.at) == []
+        assert self.up.left(at) == []
 
 
 Attend = Callable[..., contextlib.AbstractContextManager[Fleet]]
 
 
-@pytest.fixture(scope="session")
-def attend(launch: "Callable[..., Up]", tmp_path_factory: pytest.TempPathFactory) -> Attend:
-    """`attend(pool_blocks, context, up's flags)`: vLLM engines with the tiny model; drained at the end, if they still
-    run then."""
-    folder = tiny_llama(tmp_path_factory.mktemp("model") / MODEL, TinyShape(max_model_len=4096))
-    geometry = demo_check.geometry(json.loads((folder / "config.json").read_text()), BLOCK)
+Begin = Callable[..., "Up"]
 
-    @contextlib.contextmanager
-    def one(pool_blocks: int, context: int, flags: Sequence[str] = ()) -> Iterator[Fleet]:
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model."""
+    return tiny_llama(tmp_path_factory.mktemp("model") / MODEL, TinyShape(max_model_len=4096))
+
+
+@pytest.fixture(scope="session")
+def geometry(tiny: Path) -> demo_check.Geometry:
+    """The KV cache of the model."""
+    return demo_check.geometry(json.loads((tiny / "config.json").read_text()), BLOCK)
+
+
+@pytest.fixture(scope="session")
+def begin(launch: "Callable[..., Up]", tiny: Path, geometry: demo_check.Geometry) -> Begin:
+    """`begin(pool_blocks, context, up's flags, vLLM's arguments)`: a deployment with the model that is starting, for
+    whoever ends it."""
+
+    def one(pool_blocks: int, context: int, flags: Sequence[str] = (), more: Sequence[str] = ()) -> "Up":
         pool_bytes = (pool_blocks + 1) * geometry.expected_bytes(BLOCK)  # vLLM keeps a block for itself
         vllm: dict[str, Any] = {
             "--block-size": BLOCK,
@@ -118,7 +132,19 @@ def attend(launch: "Callable[..., Up]", tmp_path_factory: pytest.TempPathFactory
             "--max-num-batched-tokens": 128,  # long prompts come in chunks
         }
         given = [str(word) for pair in vllm.items() for word in pair]
-        up = launch("--engine", "vllm", "--model", str(folder), "--pin", "--on-failure", "fail", *flags, "--", *given)
+        fixed = ("--engine", "vllm", "--model", str(tiny), "--pin", "--on-failure", "fail")
+        return launch(*fixed, *flags, "--", *given, *more)
+
+    return one
+
+
+@pytest.fixture(scope="session")
+def attend(begin: Begin, geometry: demo_check.Geometry) -> Attend:
+    """`attend(...)` as `begin`: once it is ready, with what talks to it; drained at the end, if it still runs then."""
+
+    @contextlib.contextmanager
+    def one(pool_blocks: int, context: int, flags: Sequence[str] = (), more: Sequence[str] = ()) -> Iterator[Fleet]:
+        up = begin(pool_blocks, context, flags, more)
         at = up.ready()
         with contextlib.ExitStack() as stack:
             channel = stack.enter_context(sync_channel(at.kvd))

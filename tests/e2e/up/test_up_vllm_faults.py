@@ -40,7 +40,7 @@ MODES = ("read", "write")
 @pytest.fixture(scope="module")
 def fleet(attend: "Attend") -> "Iterator[Fleet]":
     """Still running when the tests end, or ended by the last of them."""
-    with attend(POOL_BLOCKS, CONTEXT) as fleet:
+    with attend(POOL_BLOCKS, CONTEXT, ("--restarts", "0")) as fleet:
         yield fleet
 
 
@@ -127,6 +127,26 @@ def test_malformed_proto(fleet: "Fleet", data: bytes, reason: str) -> None:
     assert fleet.held() == []
 
 
+def until(holds: Callable[[], bool]) -> None:
+    """Returns when it holds; an engine's numbers are as new as its last beat, a second ago at most."""
+    deadline = time.monotonic() + 10.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def asked(fleet: "Fleet", prompt: str | list[int], mode: Any) -> Any:
+    """A request that nobody reads yet, as gRPC's call."""
+    wire = common_pb2.TRANSFER_MODE_READ if mode == "read" else common_pb2.TRANSFER_MODE_WRITE
+    request = serving_pb2.GenerateRequest(mode=wire)
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+    request.sampling.max_tokens = 16
+    return serving_pb2_grpc.InferenceStub(fleet.public).Generate(request, timeout=30.0)
+
+
 def leave_the_sdk(fleet: "Fleet", prompt: str, mode: Any) -> None:
     """The stream is closed after its first token."""
     with fleet.sdk.stream(prompt, max_tokens=LONG, temperature=0, ignore_eos=True, mode=mode) as stream:
@@ -152,27 +172,54 @@ def leave_an_answer_in_one_piece(fleet: "Fleet", prompt: str, mode: Any) -> None
     """curl again, which waits for the whole answer and is killed once both engines are at it."""
     body = {"prompt": prompt, "max_tokens": LONG, "ignore_eos": True, "pdserve": {"mode": mode}}
     with fleet.curl(f"{fleet.at.http}/v1/completions", "-d", json.dumps(body)) as curl:
-        deadline = time.monotonic() + 10.0
-        while not any(engine.running for engine in fleet.topology().engines if engine.role == "decode"):
-            assert curl.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: any(engine.running for engine in fleet.topology().engines if engine.role == "decode"))
+        assert curl.poll() is None
         curl.kill()
 
 
 def leave_while_it_computes(fleet: "Fleet", prompt: str, mode: Any) -> None:
     """Before the first token: the prompt has dozens of chunks, and the request was only just taken."""
-    stub = serving_pb2_grpc.InferenceStub(fleet.public)
-    wire = common_pb2.TRANSFER_MODE_READ if mode == "read" else common_pb2.TRANSFER_MODE_WRITE
-    request = serving_pb2.GenerateRequest(mode=wire)
-    request.token_ids.ids.extend(random.Random(prompt).choices(range(256), k=3500))
-    request.sampling.max_tokens = 16
-    call = stub.Generate(request, timeout=30.0)
+    call = asked(fleet, random.Random(prompt).choices(range(256), k=3500), mode)
     assert next(call).WhichOneof("event") == "started"
     call.cancel()
 
 
-WAYS = [leave_the_sdk, leave_two_answers, kill_curl, leave_an_answer_in_one_piece, leave_while_it_computes]
+def leave_the_queue(fleet: "Fleet", prompt: str, mode: Any) -> None:
+    """Before it has an engine: two answers of another request hold decode's pool, and go on."""
+    hog = random.Random(prompt).choices(range(256), k=1800)
+    with fleet.sdk.stream(hog, max_tokens=2200, seed=1, ignore_eos=True, mode=mode, n=2) as holding:
+        next(holding)
+        call = asked(fleet, prompt, mode)
+        until(lambda: fleet.topology().queued == 1)
+        call.cancel()
+        until(lambda: fleet.topology().queued == 0)
+        next(holding)
+        assert fleet.topology().in_flight == 1
+
+
+def leave_while_it_waits_for_its_kv(fleet: "Fleet", prompt: str, mode: Any) -> None:
+    """Decode holds blocks that kvd, which stands still, has not filled."""
+    kvd = fleet.at.processes["kvd"]
+    os.kill(kvd, signal.SIGSTOP)
+    try:
+        call = asked(fleet, prompt, mode)
+        until(lambda: any(engine.waiting for engine in fleet.topology().engines if engine.role == "decode"))
+        call.cancel()
+        until(lambda: fleet.topology().in_flight == 0)
+    finally:
+        os.kill(kvd, signal.SIGCONT)
+
+
+WAYS = [
+    leave_the_queue,
+    leave_while_it_computes,
+    leave_while_it_waits_for_its_kv,
+    leave_the_sdk,
+    leave_two_answers,
+    kill_curl,
+    leave_an_answer_in_one_piece,
+]
+"""Waiting for engines, computing, handing over, decoding: seen by clients of every kind."""
 
 
 @pytest.mark.parametrize("leave", WAYS)
@@ -188,8 +235,8 @@ def test_a_client_that_goes_away(
 
 
 def test_the_death_of_prefill_ends_the_deployment(fleet: "Fleet") -> None:
-    """kill -9, the last test of the file: `up` names the dead with the end of its log, ends with status 1, and leaves
-    no process, not even vLLM's own, whose parent is the dead one."""
+    """kill -9 without restarts, the last test of the file: `up` names the dead with the end of its log, ends with
+    status 1, and leaves no process, not even vLLM's own, whose parent is the dead one."""
     pid = fleet.at.processes["prefill-0"]
     assert len(fleet.up.left(fleet.at)) > len(fleet.at.processes), "each engine has a process of vLLM's"
     os.kill(pid, signal.SIGKILL)

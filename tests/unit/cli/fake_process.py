@@ -2,9 +2,11 @@
 
 import argparse
 import signal
+import subprocess
 import sys
 import threading
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 
@@ -32,12 +34,32 @@ def handler(service: str, method: str, answer: bytes) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(service, {method: unary})
 
 
+def has_lived(mark: Path) -> bool:
+    """Whether a process with this mark was here before; now one was."""
+    lived = mark.exists()
+    mark.touch()
+    return lived
+
+
+def leave_a_child(record: Path) -> None:
+    """Starts a process that outlives us; says so where that of our predecessor does."""
+    if record.exists():
+        status = Path(f"/proc/{record.read_text()}/status")  # of a zombie, where nobody reaps it
+        if status.exists() and "\nState:\tZ" not in status.read_text():
+            print("the old child lives", flush=True)
+    child = subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
+    record.write_text(str(child.pid))
+
+
 def main() -> int:
     """Serves until SIGTERM."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen", required=True)
     parser.add_argument("--engines", nargs="*", default=[])
     parser.add_argument("--die", type=int, default=None, help="end at once with this status")
+    parser.add_argument("--die-again", type=Path, help="end at once with status 3, but for the first time")
+    parser.add_argument("--mute-again", type=Path, help="serve the first time only")
+    parser.add_argument("--child", type=Path, help="start a process that outlives us; the file gets its pid")
     parser.add_argument("--stubborn", action="store_true", help="take no notice of SIGTERM")
     parser.add_argument("--record", default="", help="file that gets our name when we drain")
     parser.add_argument("--name", default="")
@@ -46,6 +68,11 @@ def main() -> int:
     if args.die is not None:
         print("something is wrong", flush=True)
         return int(args.die)
+    if args.die_again and has_lived(args.die_again):
+        print("not again", flush=True)
+        return 3
+    if args.child:
+        leave_a_child(args.child)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if args.stubborn else lambda *_: stop.set())
     server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -56,7 +83,8 @@ def main() -> int:
             handler("pdserve.api.serving.v1.Inference", "GetTopology", known),
         ]
     )
-    server.add_insecure_port(args.listen)
+    if not (args.mute_again and has_lived(args.mute_again)):
+        server.add_insecure_port(args.listen)
     server.start()
     stop.wait(60)
     if args.record:

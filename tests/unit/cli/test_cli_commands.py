@@ -1,16 +1,20 @@
 """The commands, against a fake proxy over real gRPC."""
 
+import dataclasses
 import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.serving.v1 import serving_pb2
+from pdserve.cli import deployment
 from pdserve.cli.__main__ import COMMANDS, main
+from pdserve.cli.plan import Ports, Spec, make_plan
 from pdserve.client import NoEngines, Overloaded
 from pdserve.client.testing import FakeProxy
 
@@ -109,6 +113,28 @@ def test_status_shows_every_engine(proxy: FakeProxy, capsys: pytest.CaptureFixtu
     assert "suspect (2 beats missed)" in out
     assert main(["status", "--target", proxy.target, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["engines"][0]["engine_id"] == "0123456789"
+
+
+def test_status_shows_the_processes_of_a_deployment_here(
+    proxy: FakeProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by its folder: a row per process with its pid and how often it was started again; --json has them too."""
+    made = dataclasses.replace(make_plan(Spec(), tmp_path, Ports(1, 2, 3, (4, 5)), "python", ()), grpc=proxy.target)
+    with deployment.claimed(tmp_path):
+        deployment.publish(tmp_path, made, {"kvd": 71, "proxy": 72}, {"kvd": 0, "proxy": 2})
+        assert main(["status", "--state-dir", str(tmp_path)]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert rows[-2:] == [["kvd", "71", "0"], ["proxy", "72", "2"]]
+        assert main(["status", "--state-dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["processes"]["proxy"] == {"pid": 72, "restarts": 2}
+
+
+@pytest.mark.parametrize("count", ["-1", "some"])
+def test_up_refuses_a_number_of_restarts_that_is_none(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before anything is started, as any mistyped flag."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["up", "--restarts", count])
+    assert "--restarts" in capsys.readouterr().err
 
 
 def test_without_a_deployment_the_way_out_is_said(

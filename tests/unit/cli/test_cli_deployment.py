@@ -1,5 +1,6 @@
 """The folder of a deployment: private, one at a time, found by other commands."""
 
+import contextlib
 import json
 import os
 import socket
@@ -24,10 +25,10 @@ def test_a_published_deployment_is_found_while_it_runs(tmp_path: Path) -> None:
     with deployment.claimed(folder):
         with pytest.raises(ConfigError, match="not ready yet"):
             deployment.find(folder)
-        deployment.publish(folder, PLAN, {"kvd": 7})
+        deployment.publish(folder, PLAN, {"kvd": 7}, {"kvd": 1})
         found = deployment.find(folder)
         assert (found.grpc, found.http, found.model) == ("127.0.0.1:1", "http://127.0.0.1:2", "m")
-        assert found.processes == {"kvd": 7}
+        assert (found.processes, found.restarts) == ({"kvd": 7}, {"kvd": 1})
     with pytest.raises(ConfigError, match="no deployment runs"):
         deployment.find(folder)
 
@@ -45,7 +46,7 @@ def test_a_record_left_by_a_killed_deployment_is_not_believed(tmp_path: Path) ->
 def test_a_folder_serves_one_deployment_at_a_time(tmp_path: Path) -> None:
     """A second claim is refused by name and leaves the first alone."""
     with deployment.claimed(tmp_path):
-        deployment.publish(tmp_path, PLAN, {})
+        deployment.publish(tmp_path, PLAN, {}, {})
         with pytest.raises(ConfigError, match="already"), deployment.claimed(tmp_path):
             pass
         assert deployment.find(tmp_path).grpc == PLAN.grpc
@@ -93,13 +94,37 @@ def test_ports_are_free_distinct_and_the_wanted_ones_where_they_can_be() -> None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         busy = taken.getsockname()[1]
-        ports = deployment.free_ports(3, busy, 0)
-    every = [ports.grpc, ports.http, ports.ping, *ports.engines]
+        with deployment.free_ports(3, busy, 0) as ports:
+            every = every_port(ports)
     assert busy not in every
     assert len(set(every)) == 6
     with socket.socket() as again:
         again.bind(("127.0.0.1", ports.grpc))
-    assert deployment.free_ports(1, ports.grpc, 0).grpc == ports.grpc
+    with deployment.free_ports(1, ports.grpc, 0) as same:
+        assert same.grpc == ports.grpc
+
+
+def test_ports_are_held_for_our_services() -> None:
+    """While they are held nobody else gets one, not even by its number, and nobody answers there; a server that sets
+    SO_REUSEADDR, as ours do, serves there all the same, and again after it has ended."""
+    with contextlib.ExitStack() as stack, deployment.free_ports(2, 0, 0) as ports:
+        others = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(200)]
+        assert not {other.getsockname()[1] for other in others} & set(every_port(ports))
+        for port in every_port(ports):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+            with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
+                caller.connect(("127.0.0.1", port))
+            for _ in range(2):
+                with socket.socket() as ours, socket.socket() as caller:
+                    ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    ours.bind(("127.0.0.1", port))
+                    ours.listen()
+                    caller.connect(("127.0.0.1", port))
+
+
+def every_port(ports: Ports) -> list[int]:
+    return [ports.grpc, ports.http, ports.ping, *ports.engines]
 
 
 def test_the_default_folder_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import dataclasses
 import io
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,54 +12,9 @@ import pytest
 from pdserve.cli import deployment
 from pdserve.cli.board import Board
 from pdserve.cli.fleet import Fleet
-from pdserve.cli.plan import Plan, Process, Spec, engine_names, make_plan
 from pdserve.cli.processes import Child, Guard
 from pdserve.client import Unavailable
-
-FAKE = Path(__file__).with_name("fake_process.py")
-WAIT = 30.0
-
-
-def fake_plan(folder: Path, **extra: tuple[str, ...]) -> Plan:
-    """A plan whose processes are fakes that listen where the real ones would; `extra` by name, `_` for `-`."""
-    spec = Spec(engine="sim", served_name="m")
-    ports = deployment.free_ports(len(engine_names(spec)), 0, 0)
-    real = make_plan(spec, folder, ports, sys.executable, ())
-    engines = tuple(p.target for p in real.processes if p.kind == "engine")
-
-    def fake(process: Process) -> Process:
-        flags: tuple[str, ...] = ("--listen", process.target, "--name", process.name)
-        flags += ("--record", str(folder / "order"))
-        if process.kind == "proxy":
-            flags += ("--engines", *engines)
-        flags += extra.get(process.name.replace("-", "_"), ())
-        return dataclasses.replace(process, argv=(sys.executable, str(FAKE), *flags))
-
-    return dataclasses.replace(real, processes=tuple(fake(process) for process in real.processes))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "logs").mkdir()
-    return tmp_path
-
-
-@pytest.fixture
-def out() -> io.StringIO:
-    return io.StringIO()
-
-
-@pytest.fixture
-def board(out: io.StringIO) -> Board:
-    return Board(out, terminal=False)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+from tests.unit.cli.fakes import WAIT, alive, fake_plan
 
 
 async def test_a_fleet_comes_up_and_goes_down_in_order(folder: Path, board: Board, out: io.StringIO) -> None:
@@ -132,6 +86,24 @@ async def test_the_guard_ends_what_it_watches_when_we_vanish(folder: Path) -> No
         assert await asyncio.wait_for(child.wait(), WAIT) in (0, -signal.SIGTERM)
     finally:
         await child.stop(0.0, asyncio.Event())
+        await guard.aclose()
+
+
+async def test_the_guard_forgets_what_has_ended(folder: Path) -> None:
+    """The number of a process that is gone may be another's: when we vanish, only what still runs gets SIGTERM."""
+    guard = await Guard.start()
+    kvd, other, *_ = fake_plan(folder).processes
+    ended, runs = await Child.start(kvd), await Child.start(other)
+    try:
+        await guard.watch(ended)
+        await guard.watch(runs)
+        await guard.forget(ended)
+        guard._process.stdin.close()  # type: ignore[union-attr]  # as above
+        await asyncio.wait_for(runs.wait(), WAIT)
+        await asyncio.wait_for(guard._process.wait(), WAIT)
+        assert ended.returncode is None
+    finally:
+        await asyncio.gather(*(child.stop(0.0, asyncio.Event()) for child in (ended, runs)))
         await guard.aclose()
 
 

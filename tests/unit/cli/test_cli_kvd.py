@@ -265,7 +265,7 @@ def test_the_running_deployments_kvd_is_the_default(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     plan = make_plan(Spec(engine="sim"), socket.parent, Ports(1, 2, 3, (4, 5)), "python", [0])
     with deployment.claimed(deployment.default_dir()) as folder:
-        deployment.publish(folder, plan, {})
+        deployment.publish(folder, plan, {}, {})
         assert main(["kvd", "transfers"]) == 0
     assert capsys.readouterr().out == "no open transfer\n"
     assert main(["kvd", "transfers"]) == 1

@@ -63,6 +63,31 @@ def test_engine_arguments_go_where_the_engine_takes_them() -> None:
     assert "--" not in plan().processes[1].argv
 
 
+def test_settings_of_kvd_go_to_kvd() -> None:
+    """NAME=VALUE becomes a flag of kvd's and of nobody else's."""
+    made = plan(kvd_settings=("lease=2", "fence=1"))
+    assert [("--lease=2" in p.argv, "--fence=1" in p.argv) for p in made.processes] == [
+        (True, True),
+        *[(False,) * 2] * 3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("lease", "not NAME=VALUE"),
+        ("lease=", "not NAME=VALUE"),
+        ("--lease=2", "not NAME=VALUE"),
+        ("socket=/tmp/x", "socket is the deployment's"),
+        ("state-dir=/tmp", "state-dir is the deployment's"),
+    ],
+)
+def test_settings_of_kvd_that_cannot_be_are_refused(setting: str, says: str) -> None:
+    """What is no setting, and what would take kvd away from the engines, is refused before anything starts."""
+    with pytest.raises(ConfigError, match=says):
+        Spec(kvd_settings=(setting,))
+
+
 def test_pinning_gives_engines_the_cores_in_turn() -> None:
     """With --pin each engine has one core, going round; kvd and proxy stay free."""
     made = plan(cores=(4, 5), prefill=1, decode=1, both=1, pin=True)
