@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pdserve.costmodel import CostModel
 from pdserve.kvd.limits import Limits
 from pdserve.rpc import errors
 
@@ -191,6 +192,24 @@ async def test_both_sides_preempt(launch: Launch, rng: random.Random, prompt: Pr
     assert min(preemptions(fleet)) > 0
     assert fences > 0 or mode == "read", "no producer lost blocks that kvd knew of"
     assert order.most_overtaken() <= 2 * 3
+    assert set(fleet.ended()) == {"landed", "released"}
+
+
+SHORT = Limits(lease=0.3, accept=0.3, transfer=300.0, park=0.3, tie=300.0)
+"""What waits in an engine's queue waits longer than each of these."""
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+async def test_a_hand_over_waits_as_long_as_its_request_is_wanted(launch: Launch, prompt: Prompt, mode: str) -> None:
+    """Eight at once outgrow what the proxy reserved for their answers, so that some stand in decode's queue, and in
+    WRITE in prefill's, for longer than kvd's deadlines: none of them expires, none is tried again."""
+    fleet = await launch(
+        prefills=0, decodes=0, limits=SHORT, prefix_cache=False, proxy={"admission_headroom": 0} | PATIENT
+    )
+    await fleet.host("prefill", num_blocks=64)
+    await fleet.host("decode", num_blocks=24, cost=CostModel(decode_base=0.01))
+    await ask_all(fleet, [prompt(4 * BLOCK) for _ in range(8)], 100, mode=mode)
+    await fleet.settled()
     assert set(fleet.ended()) == {"landed", "released"}
 
 

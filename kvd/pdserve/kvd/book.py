@@ -57,7 +57,7 @@ class Book:
     transfers: dict[bytes, Transfer] = field(default_factory=dict)
     by_engine: dict[str, dict[bytes, Transfer]] = field(default_factory=dict)
     handles: dict[Handle, tuple[Transfer, ProducerEnd | ConsumerEnd]] = field(default_factory=dict)
-    ended_handles: "OrderedDict[Handle, None]" = field(default_factory=OrderedDict)
+    ended_handles: "OrderedDict[Handle, End]" = field(default_factory=OrderedDict)
     tombs: "OrderedDict[bytes, Tomb]" = field(default_factory=OrderedDict)
     orphans: dict[Handle, Progress] = field(default_factory=dict)
     """Chunks that came before their handle's begin."""
@@ -116,7 +116,7 @@ class Book:
         self.handles.pop(key, None)
         if self.orphans.pop(key, None) is not None:  # its begin was refused
             self.timers.clear(orphan_timer(key))
-        self.ended_handles[key] = None
+        self.ended_handles[key] = end
         while len(self.ended_handles) > self.limits.max_remembered:
             self.ended_handles.popitem(last=False)
         # A reason that a client made up must not grow the table.

@@ -111,6 +111,7 @@ def encode_welcome(welcome: Welcome) -> kvd_pb2.AttachResponse:
             notice_endpoint=welcome.notice_endpoint,
             memory_socket=welcome.memory_socket,
             lease_ms=round(welcome.lease_s * 1000),
+            renew_ms=round(welcome.renew_s * 1000),
             fence_ms=round(welcome.fence_s * 1000),
         )
     )

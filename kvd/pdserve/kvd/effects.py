@@ -22,6 +22,8 @@ class Tell:
 
     engine_id: str
     message: End | Fenced
+    again: bool = False
+    """The handle's one end, told again to an engine that seems not to know it."""
 
 
 @dataclass(frozen=True, slots=True)

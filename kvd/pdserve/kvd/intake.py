@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from pdserve.kvd.book import Book
 from pdserve.kvd.client.messages import End, Outcome
-from pdserve.kvd.effects import Stop
+from pdserve.kvd.effects import Stop, Tell
 from pdserve.kvd.ends import ConsumerEnd, ProducerEnd
 from pdserve.rpc.errors import Draining, InvalidRequest, Overloaded, PdserveError
 
@@ -29,7 +29,8 @@ class Intake:
     def known(
         self, engine_id: str, handle: str, transfer_id: bytes, kind: type[ProducerEnd | ConsumerEnd]
     ) -> Literal["live", "over"] | None:
-        """None for a new handle, "over" for an ended one, "live" for the same end said again.
+        """None for a new handle, "over" for an ended one, "live" for the same end said again. Who speaks
+        of an ended one may not have heard of its end, which is told again.
 
         Raises:
             InvalidRequest: the handle is another end's, or none at all.
@@ -37,13 +38,14 @@ class Intake:
         if not 0 < len(handle) <= MAX_HANDLE:
             raise InvalidRequest(f"a handle of {len(handle)} characters; 1 to {MAX_HANDLE}")
         key = (engine_id, handle)
-        if key in self._book.ended_handles:
+        if (end := self._book.ended_handles.get(key)) is not None:
+            self._book.out.append(Tell(engine_id, end, again=True))
             return "over"
         found = self._book.handles.get(key)
         if found is None:
             return None
-        transfer, end = found
-        if transfer.transfer_id != transfer_id or not isinstance(end, kind):
+        transfer, live = found
+        if transfer.transfer_id != transfer_id or not isinstance(live, kind):
             raise InvalidRequest(f"handle {handle} is in use for another end")
         return "live"
 

@@ -83,6 +83,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._ran_at = self.now()
+        """When anything happened last."""
         self._verbose = bool(log.is_enabled_for(logging.DEBUG))
         self._changed = asyncio.Event()
         self._idle = True
@@ -142,6 +144,7 @@ class Node:
             notice_endpoint=f"ipc://{self.config.notice_socket}",
             memory_socket=str(self.config.memory_socket),
             lease_s=limits.lease,
+            renew_s=limits.renew,
             fence_s=limits.fence,
         )
         return member, stream, welcome
@@ -178,7 +181,7 @@ class Node:
                 case Cancel():
                     self.transfers.cancel(message.transfer_id, message.reason, now)
                 case Renew():
-                    self.transfers.renew(message.transfer_ids, now)
+                    self.transfers.renew(engine_id, message.transfer_ids, now)
         finally:
             self._settle()
 
@@ -265,6 +268,7 @@ class Node:
         return self._clock.monotonic()
 
     def _settle(self) -> None:
+        self._notice_standstill()
         deaf: list[Member] = []
         while effects := self.transfers.take():
             for effect in effects:
@@ -284,7 +288,7 @@ class Node:
         match effect:
             case Tell():
                 deaf.extend(self.attachments.tell(effect.engine_id, effect.message, self.now()))
-                if isinstance(effect.message, End):
+                if isinstance(effect.message, End) and not effect.again:
                     self._log_end(effect.engine_id, effect.message)
             case Post():
                 self._copier.post(effect)
@@ -314,7 +318,7 @@ class Node:
         level(
             "transfer_end",
             engine_id=engine_id,
-            request_id=end.handle,
+            handle=end.handle,
             transfer_id=end.transfer_id.hex(),
             end="producer" if end.producer else f"consumer {end.consumer}",
             outcome=end.outcome.value,
@@ -381,7 +385,18 @@ class Node:
         self._timer_at = due
         self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._tick)
 
+    def _notice_standstill(self) -> None:
+        """A timer that is very late says that this process was stopped, or its host was."""
+        now, before, lease = self.now(), self._ran_at, self.config.limits.lease
+        self._ran_at = now
+        late = now - self._timer_at
+        if self._timer is not None and late > lease / 3:
+            seconds = min(now - before, late + lease)
+            log.warning("stood_still", seconds=round(seconds, 3))
+            self.transfers.stood_still(seconds)
+
     def _tick(self) -> None:
+        self._notice_standstill()
         self._timer = None
         now = self.now()
         with self.watched():

@@ -25,9 +25,22 @@ class Timers(Generic[K]):
             self._heap = [(*live, name) for name, live in self._when.items()]
             heapq.heapify(self._heap)
 
+    def put_off(self, key: K, when: float) -> bool:
+        """Moves a deadline that is set; whether it was."""
+        if key not in self._when:
+            return False
+        self.set(key, when)
+        return True
+
     def clear(self, key: K) -> None:
         """Forgets a deadline; harmless when there is none."""
         self._when.pop(key, None)
+
+    def postpone(self, seconds: float) -> None:
+        """Moves every deadline later, in the same order."""
+        self._when = {key: (when + seconds, order) for key, (when, order) in self._when.items()}
+        self._heap = [(*live, key) for key, live in self._when.items()]
+        heapq.heapify(self._heap)
 
     def get(self, key: K) -> float | None:
         """When `key` is due, or None."""

@@ -138,14 +138,28 @@ class Transfers:
         elif transfer_id not in self.book.tombs:
             self.book.remember(transfer_id, Tomb(stop, False, set()))
 
-    def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
-        """Keeps producers' leases alive; unknown and ended ones are passed over."""
+    def renew(self, engine_id: str, transfer_ids: Iterable[bytes], now: float) -> None:
+        """An engine's service still has these requests, so its half is worth waiting for: the producer's
+        renews its lease and the wait for its first word, a consumer's the wait for its accept, which may
+        stand in its engine's queue. Unknown and ended ones are passed over."""
+        book, limits = self.book, self.book.limits
         for tid in transfer_ids:
-            transfer = self.book.transfers.get(tid)
-            if transfer is None or transfer.producer is None or self.book.timers.get(Timer("lease", tid)) is None:
+            transfer = book.transfers.get(tid)
+            if transfer is None:
                 continue
-            self.book.leases.renew(transfer.producer.lease, now, self.book.limits.lease)
-            self.book.timers.set(Timer("lease", tid), now + self.book.limits.lease)
+            if engine_id != transfer.source_engine:
+                book.timers.put_off(Timer("accept", tid), now + limits.accept)
+                continue
+            book.timers.put_off(Timer("park", tid), now + limits.park)
+            if book.timers.put_off(Timer("lease", tid), now + limits.lease) and transfer.producer is not None:
+                book.leases.renew(transfer.producer.lease, now, limits.lease)
+
+    def stood_still(self, seconds: float) -> None:
+        """The daemon did not run for so long: no deadline is nearer for that, since whoever renews has waited, too."""
+        self.book.timers.postpone(seconds)
+        for transfer in self.book.transfers.values():
+            if transfer.producer is not None and transfer.producer.lease.expires_at is not None:
+                transfer.producer.lease.expires_at += seconds
 
     # -- from below -------------------------------------------------------------------------
 

@@ -20,6 +20,11 @@ OPTIONS = (
     *CHANNEL_OPTIONS,
     # gRPC drops a connection without calls after half an hour; ours says whether the engine lives.
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
+    # An engine that was restarted at its address must not inherit the pauses of its predecessor's channel.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 GRACE = 5.0
 """Seconds that the open calls of an engine that said bye get to end."""

@@ -12,7 +12,7 @@ from pdserve.proxy import codec
 from pdserve.proxy.channels import Channels
 from pdserve.proxy.legs import DecodeEvent, DecodeOrder, Leg, PrefillEvent, PrefillOrder
 from pdserve.proxy.types import EngineCard
-from pdserve.rpc.errors import EngineDied, PdserveError, RequestCancelled
+from pdserve.rpc.errors import EngineDied, PdserveError, RequestCancelled, Unavailable
 from pdserve.rpc.status import to_error
 
 E = TypeVar("E")
@@ -79,6 +79,8 @@ class _GrpcLeg(Generic[E]):
         typed = to_error(error)
         if isinstance(typed, RequestCancelled):
             return self._gone()  # not by us: the service, or the channel, has ended under the call
+        if type(typed) is Unavailable:  # gRPC's own: a service that can still speak gives a reason
+            return self._gone()
         typed.metadata.setdefault("engine_id", self._engine.engine_id)
         return typed
 

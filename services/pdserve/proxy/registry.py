@@ -151,12 +151,15 @@ class Registry:
             del self._gone[engine_id]
         for address in [key for key, stranger in self._foreign.items() if now - stranger.heard_at > FOREIGN_AGE]:
             del self._foreign[address]
-        late = [key for key, entry in self._entries.items() if self.missed(entry, now) >= self._missed]
+        late = [key for key, entry in self._entries.items() if self._silent(entry, now) >= self._missed]
         return [change for key in late for change in self._remove(key, f"{self._missed} beats missed", graceful=False)]
 
     def missed(self, entry: Entry, now: float) -> int:
         """Beats that an engine owes, counting half an interval of grace, or that stood still."""
-        return max(entry.stalled, math.floor((now - entry.heard_at) / self._interval - 0.5), 0)
+        return max(entry.stalled, self._silent(entry, now))
+
+    def _silent(self, entry: Entry, now: float) -> int:
+        return max(math.floor((now - entry.heard_at) / self._interval - 0.5), 0)
 
     def get(self, engine_id: str) -> Entry | None:
         """An engine by id."""

@@ -19,7 +19,7 @@ from pdserve.runtime.failpoints.control import answer, from_environment
 from pdserve.runtime.failpoints.terms import Action, Program, parse
 
 PLACE = Point.KVD_POST
-MESSAGE = Point.KVD_TELL
+MESSAGE = Point.KVD_TELL_SCHEDULER
 
 
 @pytest.fixture
@@ -103,6 +103,13 @@ class TestActions:
         failpoints.arm(MESSAGE, terms)
         got = [x for item in "abc" for x in failpoints.passed(MESSAGE, item, failpoints.go_by_now(MESSAGE))]
         assert got == arrived
+
+    def test_a_late_message_comes_over_its_own_lane(self, failpoints: Failpoints) -> None:
+        """What another connection carries neither waits for it nor brings it."""
+        failpoints.arm(MESSAGE, "1*late")
+        said = [("a", 1), ("b", 2), ("c", 1)]
+        got = [(*failpoints.passed(MESSAGE, x, failpoints.go_by_now(MESSAGE), lane),) for x, lane in said]
+        assert got == [(), ("b",), ("c", "a")]
 
     async def test_a_task_at_a_pause_waits_until_it_is_released(self, failpoints: Failpoints) -> None:
         """The loop goes on meanwhile."""

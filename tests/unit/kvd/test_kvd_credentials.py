@@ -119,6 +119,6 @@ def test_hello_welcome_and_fenced_arrive() -> None:
     """The first messages each way, and the answer to a preemption."""
     hello = Hello("e", Participant.WORKER, {"model": "m"}, 4, 3)
     assert codec.decode_hello(client_codec.encode_hello(hello))[0] == hello
-    welcome = Welcome("epoch", "ipc:///x", "/y", 0.3, 5.0)
+    welcome = Welcome("epoch", "ipc:///x", "/y", 0.3, 0.1, 5.0)
     assert client_codec.decode(codec.encode_welcome(welcome)) == welcome
     assert client_codec.decode(codec.encode(Fenced("h", 3))) == Fenced("h", 3)

@@ -29,6 +29,18 @@ def test_a_moved_or_cleared_deadline_does_not_fire_at_its_old_time() -> None:
     assert timers.next() is None
 
 
+def test_postponed_deadlines_keep_their_order() -> None:
+    """All later by as much; cleared ones stay away, later ones are set as ever."""
+    timers: Timers[str] = Timers()
+    for key, when in (("b", 2.0), ("a", 1.0), ("gone", 1.5)):
+        timers.set(key, when)
+    timers.clear("gone")
+    timers.postpone(10.0)
+    timers.set("c", 11.5)
+    assert timers.pop_due(10.9) is None
+    assert [timers.pop_due(20.0) for _ in range(4)] == ["a", "c", "b", None]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 50))), max_size=400))
 def test_agrees_with_a_dict(actions: list[tuple[str, int | None]]) -> None:
     """Against a plain dict as the model, over many renewals (which compact the heap)."""

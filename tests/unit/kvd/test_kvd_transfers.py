@@ -342,6 +342,20 @@ def test_a_consumer_can_give_itself_up(driver: CoreDriver) -> None:
         driver.retract("C", "c2", final=False)
 
 
+def test_an_engine_that_speaks_of_an_ended_handle_is_told_again(driver: CoreDriver) -> None:
+    """It may not have heard: it gets the same end, and nothing else happens."""
+    driver.accept("C", "c", T, (5,), "P")
+    driver.offer("P", "p", T, (3,))
+    driver.finish_all()
+    before = dict(driver.ends)
+    driver.accept("C", "c", T, (5,), "P")
+    driver.offer("P", "p", T, (3,))
+    assert driver.told_again == [("C", "c"), ("P", "p")]
+    assert driver.ends == before
+    assert not driver.core.book.transfers
+    assert all_free(driver, "P", "C")
+
+
 @pytest.mark.parametrize("when", ["before all", "accepted", "begun", "in flight", "offered"])
 def test_cancel_ends_both_in_every_phase(driver: CoreDriver, when: str) -> None:
     """From either end, at any time: every handle ends CANCELLED with the given reason, blocks are free."""
@@ -544,7 +558,7 @@ def test_a_lease_runs_out_unless_it_is_renewed(driver: CoreDriver) -> None:
     driver.begin("P", "p", T)
     driver.accept("C", "c", T, (5,), "P", mode=Mode.WRITE)
     driver.advance(29)
-    driver.core.renew([T, U], driver.now)
+    driver.core.renew("P", [T, U], driver.now)
     driver.advance(29)
     assert not driver.ends
     driver.advance(1)
@@ -589,11 +603,41 @@ def test_an_accept_without_producer_expires(driver: CoreDriver) -> None:
     assert not driver.core.book.transfers
 
 
+def test_an_offer_waits_for_a_consumer_that_still_wants_it(driver: CoreDriver) -> None:
+    """Its request may stand in decode's queue for longer than the accept deadline; a renewal of the producer's own
+    does not count, and the last one's time runs out as the first would."""
+    driver.offer("P", "p", T, (3,))
+    for _ in range(5):
+        driver.advance(6)
+        driver.core.renew("C", [T], driver.now)
+        driver.core.renew("P", [T], driver.now)
+    assert not driver.ends
+    driver.advance(6)
+    driver.core.renew("P", [T], driver.now)
+    driver.advance(4)
+    assert how(driver, "P", "p") == (Outcome.EXPIRED, "TRANSFER_EXPIRED")
+    assert "not accepted" in driver.ends["P", "p"].detail
+
+
+def test_an_accept_waits_for_a_producer_that_still_has_the_request(driver: CoreDriver) -> None:
+    """WRITE: prefill's queue may be longer than the park deadline; renewals of the consumer's own do not count."""
+    driver.accept("C", "c", T, (5,), "P", mode=Mode.WRITE)
+    for _ in range(3):
+        driver.advance(15)
+        driver.core.renew("P", [T], driver.now)
+    assert not driver.ends
+    driver.advance(10)
+    driver.core.renew("C", [T], driver.now)
+    driver.advance(10)
+    assert how(driver, "C", "c") == (Outcome.EXPIRED, "TRANSFER_EXPIRED")
+    assert "not heard of" in driver.ends["C", "c"].detail
+
+
 def test_a_copy_that_never_ends_is_fenced_and_torn_down(driver: CoreDriver) -> None:
     """Transfer deadline, then the fence's, then the session is torn down; only then the ends."""
     driver.offer("P", "p", T, (3,))
     driver.accept("C", "c", T, (5,), "P")
-    driver.core.renew([T], driver.now)
+    driver.core.renew("P", [T], driver.now)
     driver.advance(30)
     assert driver.cancelled == {1}
     driver.advance(4.9)
@@ -635,6 +679,24 @@ def test_while_something_moves_there_is_no_tie(driver: CoreDriver) -> None:
     assert not driver.ends
     driver.advance(2)
     assert how(driver, "P", "p") == (Outcome.CANCELLED, "TIE_BROKEN")
+
+
+def test_new_accepts_do_not_put_a_tie_off(driver: CoreDriver) -> None:
+    """Another engine goes on accepting what a full producer cannot begin: that moves nothing, and the tie is broken in
+    time all the same. An accept of what is on offer does move something."""
+    driver.engine("D")
+    driver.offer("P", "p", T, (1,))
+    driver.offer("P", "q", U, (2,))
+    driver.accept("C", "c", b"transfer-0000003", (5,), "P", mode=Mode.WRITE)
+    driver.advance(1)
+    driver.accept("D", "q", U, (9,), "P")
+    driver.advance(1.5)
+    assert not driver.ends
+    for number in range(2):
+        driver.accept("D", f"d{number}", number.to_bytes(16), (number,), "P", mode=Mode.WRITE)
+        driver.advance(1)
+    assert how(driver, "P", "p") == (Outcome.CANCELLED, "TIE_BROKEN")
+    assert ("P", "q") not in driver.ends
 
 
 def test_one_half_of_a_tie_is_none(driver: CoreDriver) -> None:

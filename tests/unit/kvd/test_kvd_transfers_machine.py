@@ -306,7 +306,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def renew(self) -> None:
         """The hosts keep the leases alive."""
-        self.driver.core.renew([slot.tid for slot in self.slots], self.driver.now)
+        for engine in self.engines:
+            self.driver.core.renew(engine.engine_id, [slot.tid for slot in self.slots], self.driver.now)
 
     @rule(at=st.integers(0, 2), dead=st.booleans(), happens=_one_in(12))
     def lose(self, at: int, dead: bool, happens: bool) -> None:

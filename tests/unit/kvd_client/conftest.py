@@ -17,6 +17,7 @@ class ScriptedKvd(kvd_pb2_grpc.KvdServicer):
     def __init__(self, socket: Path) -> None:
         self.socket = str(socket)
         self.epoch = "epoch-1"
+        self.lease_ms = 30_000
         self.refuse: tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]] | None = None
         self.silent = False
         self.received: asyncio.Queue[kvd_pb2.AttachRequest] = asyncio.Queue()
@@ -36,7 +37,13 @@ class ScriptedKvd(kvd_pb2_grpc.KvdServicer):
         reader = asyncio.create_task(self._read(requests))
         try:
             yield kvd_pb2.AttachResponse(
-                welcome=kvd_pb2.Welcome(kvd_epoch=self.epoch, notice_endpoint="ipc:///n", lease_ms=300, fence_ms=5000)
+                welcome=kvd_pb2.Welcome(
+                    kvd_epoch=self.epoch,
+                    notice_endpoint="ipc:///n",
+                    lease_ms=self.lease_ms,
+                    renew_ms=self.lease_ms // 3,
+                    fence_ms=5000,
+                )
             )
             while (message := await out.get()) is not None:
                 yield message

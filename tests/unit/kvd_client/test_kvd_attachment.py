@@ -52,7 +52,7 @@ async def test_messages_arrive_as_they_were_sent(kvd: Any) -> None:
     """Every field of hello, begin, offer, accept, retract and cancel crosses the wire, in order."""
     attachment = AsyncAttachment(kvd.socket, hello())
     welcome = await attachment.start(5)
-    assert (welcome.kvd_epoch, welcome.lease_s, welcome.fence_s) == ("epoch-1", 0.3, 5.0)
+    assert (welcome.kvd_epoch, welcome.lease_s, welcome.fence_s) == ("epoch-1", 30.0, 5.0)
     attachment.send(Begin("p", TID, Mode.WRITE, 2))
     attachment.send(Offer("p", TID, 1, (4, 5), 17, Mode.WRITE, 2, 99))
     attachment.send(Accept("c", TID, 1, (7,), 3, peer_locator=b"loc", stamped_ns=5))
@@ -127,6 +127,23 @@ async def test_a_lost_stream_to_the_same_kvd_loses_nothing(kvd: Any) -> None:
     await attachment.aclose()
 
 
+async def test_what_is_open_for_long_is_said_again(kvd: Any) -> None:
+    """A word that was lost, or whose end was, does not leave its handle open for ever: after one to two
+    leases it is said again, and no more once its end is there."""
+    kvd.lease_ms = 50
+    attachment = AsyncAttachment(kvd.socket, hello(), config=PATIENT)
+    await attachment.start(5)
+    attachment.send(Accept("c", TID, 0, (7,), 0, ticket=b"t"))
+    assert (await kvd.next("accept")) == (await kvd.next("accept"))
+    kvd.say(end=end_of("c"))
+    await until(lambda: attachment.open_handles == 0)
+    while not kvd.received.empty():
+        kvd.received.get_nowait()
+    attachment.send(Accept("d", TID, 0, (7,), 0, ticket=b"t"))
+    assert {(await kvd.next("accept")).handle for _ in range(3)} == {"d"}
+    await attachment.aclose()
+
+
 async def test_another_epoch_ends_what_was_open_and_welcomes_afresh(kvd: Any) -> None:
     """A restarted kvd: open handles end once with KVD_UNAVAILABLE, the region is registered again."""
     welcomes: list[tuple[str, bool]] = []
@@ -148,6 +165,9 @@ async def test_another_epoch_ends_what_was_open_and_welcomes_afresh(kvd: Any) ->
         ("p", Outcome.FAILED, "KVD_UNAVAILABLE", True)
     ]
     assert len(lost) == 1
+    # The peer and the engine's other participants may have met the new kvd before.
+    cancel = await kvd.next("cancel")
+    assert (cancel.transfer_id, cancel.reason) == (TID, "KVD_UNAVAILABLE")
     attachment.send(Begin("q", TID, Mode.WRITE))
     assert (await kvd.next("begin")).handle == "q"
     await attachment.aclose()
@@ -169,6 +189,7 @@ async def test_a_kvd_that_stays_away_ends_everything_by_the_deadline(kvd: Any) -
     kvd.epoch = "epoch-2"
     await kvd.start()
     await until(lambda: attachment.usable)
+    assert [(await kvd.next("cancel")).reason for _ in "ab"] == ["KVD_UNAVAILABLE"] * 2
     attachment.send(Accept("c", TID, 0, (1,), 0, ticket=b"t"))
     assert (await kvd.next("accept")).handle == "c"
     await attachment.aclose()

@@ -28,6 +28,18 @@ def end(handle: str) -> End:
     return End(handle, TID, Outcome.RELEASED)
 
 
+def test_only_what_was_open_before_is_overdue() -> None:
+    """A handle is said again with all that was said of it, when it has been open for a whole round."""
+    ledger = Ledger(strict=True)
+    ledger.sending(begin("a"))
+    assert ledger.overdue() == []
+    ledger.sending(offer("a"))
+    ledger.sending(accept("b"))
+    assert ledger.overdue() == [begin("a"), offer("a")]
+    ledger.ended(end("a"))
+    assert ledger.overdue() == [accept("b")]
+
+
 def test_an_offer_that_crossed_its_end_is_not_sent() -> None:
     """A handle that ended, but whose end was not drained, is not opened again."""
     ledger = Ledger(strict=True)

@@ -103,6 +103,16 @@ def test_a_standing_step_counter_counts_as_missed_while_work_waits() -> None:
     assert entry.routable
 
 
+def test_a_long_step_is_no_silence() -> None:
+    """While beats come, a standing counter evicts only after `stalled` of them, however few may be missed."""
+    registry = Registry(missed=3, stalled=30)
+    entry = up(registry, waiting=1)
+    for number in range(2, 30):
+        assert registry.beat(beat(number=number, waiting=1), float(number)) == []
+        assert registry.expire(number + 0.9) == []
+    assert entry.routable
+
+
 def test_an_idle_engine_may_stand_still() -> None:
     """No work waits: the step counter says nothing."""
     registry = Registry(stalled=1)

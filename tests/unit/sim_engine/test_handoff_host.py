@@ -70,6 +70,25 @@ async def test_a_lease_lives_while_it_is_watched(helpers: Any) -> None:
         await engine.aclose()
 
 
+async def test_an_offer_lives_while_decode_still_wants_it(helpers: Any) -> None:
+    """A request that stands in decode's queue for longer than kvd's accept deadline: its service's watch
+    keeps the offer; without the watch it expires and the producer's blocks come back."""
+    async with running_kvd(accept=0.2) as kvd:
+        engine, other = [await SimEngine.start(SimConfig(), kvd.socket) for _ in range(2)]
+        host, waiting = await host_of(kvd, engine), await host_of(kvd, other)
+        local = helpers.Cluster(kvd, None)
+        tid = helpers.transfer_id()
+        with host.register(tid) as made:
+            with waiting.register(tid, 0):
+                await helpers.collect(engine, local.produce(PROMPT, Mode.READ, tid))
+                await asyncio.sleep(1.0)  # five accept deadlines
+                assert made.result is None
+            end = await made.end(5)
+        assert end.outcome is Outcome.EXPIRED
+        for closing in (host, waiting, engine, other):
+            await closing.aclose()
+
+
 async def test_cancel_ends_both(cluster: Any, helpers: Any) -> None:
     """A cancelled transfer ends at once with the reason, and an id that kvd has never heard of is
     remembered."""

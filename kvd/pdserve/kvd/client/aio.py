@@ -155,7 +155,7 @@ class AsyncAttachment:
             self._unsent.append(message)
             self._something_to_send.set()
             return
-        self._deliver_all(self._ledger.abandon(self._lost))
+        self._abandon(self._lost)
         if isinstance(message, Cancel | Retract) and len(self._unsent) < _MOST_KEPT:
             self._unsent.append(message)
 
@@ -230,10 +230,12 @@ class AsyncAttachment:
         """One stream's life; returns or raises when it is over."""
         async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
             call: _Call = kvd_pb2_grpc.KvdStub(channel).Attach()
-            writer: asyncio.Task[None] | None = None
+            tasks: list[asyncio.Task[None]] = []
             try:
-                await self._welcomed(await self._greet(call))
-                writer = asyncio.create_task(self._write(call))
+                welcome = await self._greet(call)
+                await self._welcomed(welcome)
+                tasks.append(asyncio.create_task(self._write(call)))
+                tasks.append(asyncio.create_task(self._say_again(welcome.lease_s)))
                 while (message := await self._read(call)) is not None:
                     if isinstance(message, End):
                         self._end(message)
@@ -241,10 +243,10 @@ class AsyncAttachment:
                         self._fenced(message)
             finally:
                 call.cancel()
-                if writer is not None:
-                    writer.cancel()
-                    # Its own failure is the stream's, which the reader has seen.
-                    await asyncio.gather(writer, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                # The writer's own failure is the stream's, which the reader has seen.
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _greet(self, call: _Call) -> Welcome:
         try:
@@ -283,6 +285,17 @@ class AsyncAttachment:
                     raise
             self._something_to_send.clear()
             await self._something_to_send.wait()
+
+    async def _say_again(self, seconds: float) -> None:
+        """Says again what has been open for one to two leases: kvd passes over what it has heard, and
+        tells an end again. So neither a lost word nor a lost end holds blocks for ever."""
+        while True:
+            await asyncio.sleep(seconds)
+            again = [message for message in self._ledger.overdue() if message not in self._unsent]
+            if again:
+                log.info("kvd.said_again", messages=len(again), **self._names())
+                self._unsent.extend(again)
+                self._something_to_send.set()
 
     def _unsendable(self, message: Request, error: Exception) -> None:
         log.error("kvd.unsendable", kind=type(message).__name__, error=str(error), **self._names())
@@ -351,13 +364,21 @@ class AsyncAttachment:
         self._unsent = deque(m for m in self._unsent if isinstance(m, Cancel | Retract))
         for event in self._fences.values():
             event.set()
-        self._deliver_all(self._ledger.abandon(error))
+        self._abandon(error)
         if not already:
             if self._closing:
                 return
             log.warning("kvd.lost", reason=error.reason, error=error.message, **self._names())
             if self._on_lost is not None:
                 self._on_lost(error)
+
+    def _abandon(self, error: PdserveError) -> None:
+        """Ends what is open. Once kvd is there it hears of that: the peer, and those of this engine that have
+        met a new kvd before, would else wait for what was given up here."""
+        ends = self._ledger.abandon(error)
+        room = 0 if self._closing else max(0, _MOST_KEPT - len(self._unsent))
+        self._unsent.extend(Cancel(end.transfer_id, error.reason) for end in ends[:room])
+        self._deliver_all(ends)
 
     def _names(self) -> dict[str, object]:
         hello = self._hello

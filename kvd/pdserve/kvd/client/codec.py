@@ -123,6 +123,7 @@ def decode(message: kvd_pb2.AttachResponse) -> Response:
                 notice_endpoint=welcome.notice_endpoint,
                 memory_socket=welcome.memory_socket,
                 lease_s=welcome.lease_ms / 1000,
+                renew_s=welcome.renew_ms / 1000,
                 fence_s=welcome.fence_ms / 1000,
             )
         case unknown:

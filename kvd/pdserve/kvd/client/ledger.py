@@ -24,6 +24,7 @@ class Ledger:
         self._ended: set[str] = set()
         self._fencing: set[tuple[str, int]] = set()
         self._held: list[Accept] = []
+        self._long_open: set[str] = set()
         self.duplicates = 0
         """Ends dropped because their handle was not open."""
 
@@ -75,6 +76,13 @@ class Ledger:
     def again(self) -> list[Request]:
         """What to say to the same kvd over a new stream: all that is open, oldest first."""
         return [m for messages in self._open.values() for m in messages if m not in self._held]
+
+    def overdue(self) -> list[Request]:
+        """What to say again over a stream that stands: all that is open now and was at the last call.
+        It, or its end, may have been lost."""
+        before, self._long_open = self._long_open, set(self._open)
+        found = [m for handle in self._open if handle in before for m in self._open[handle]]
+        return [message for message in found if message not in self._held]
 
     def refuse(self, handle: str, error: PdserveError) -> list[End]:
         """Ends one handle, if it is open: what was said of it cannot be sent."""

@@ -116,7 +116,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Keeps producers' leases alive."""
+    """The service beside an engine still has these requests: what waits for its half goes on waiting."""
 
     transfer_ids: tuple[bytes, ...]
 
@@ -135,7 +135,9 @@ class Welcome:
     memory_socket: str
     """Unix socket that takes a rank's memory."""
     lease_s: float
-    """Lease of a producer, seconds; renewed at a third of it."""
+    """Lease of a producer, seconds."""
+    renew_s: float
+    """How often a service renews the transfers that it still has, seconds."""
     fence_s: float
     """Longest wait for a fence, seconds."""
 

@@ -29,6 +29,8 @@ class CoreDriver:
         self.cancelled: set[int] = set()
         self.torn: set[int] = set()
         self.ends: dict[tuple[str, str], End] = {}
+        self.told_again: list[tuple[str, str]] = []
+        """Handles whose end was asked for again."""
         self.fenced: list[tuple[str, Fenced]] = []
         self.unmapped: list[str] = []
         self.notes: list[Note] = []
@@ -168,6 +170,10 @@ class CoreDriver:
         match effect:
             case Tell(engine_id, End() as end):
                 key = (engine_id, end.handle)
+                if effect.again:
+                    assert self.ends[key] == end
+                    self.told_again.append(key)
+                    return
                 assert key not in self.ends, f"{key} ended twice: {self.ends[key]} and {end}"
                 self.ends[key] = end
             case Tell(engine_id, Fenced() as fenced):

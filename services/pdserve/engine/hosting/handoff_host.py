@@ -1,5 +1,5 @@
 """`Handoffs` over kvd: the gRPC service beside an engine hears how each transfer ended, gives
-transfers up, and keeps the producers' leases alive."""
+transfers up, and says that it still has the requests which it watches."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pdserve.kvd.client.config import AttachConfig
 from pdserve.kvd.client.messages import Cancel, End, Hello, Outcome, Participant, Renew, Welcome
 from pdserve.rpc.errors import DeadlinePassed, KvdUnavailable, PdserveError, TransferUsed
 
-_RENEWALS_PER_LEASE = 3
+_SOONEST_S = 0.01
 _Key = tuple[bytes, int | None]
 
 
@@ -92,10 +92,10 @@ class HandoffHost:
         return self._attachment.attached
 
     @property
-    def lease_s(self) -> float:
-        """Length of a producer's lease, seconds; 0 before `start`."""
+    def renew_s(self) -> float:
+        """Seconds between renewals, as kvd has said; 0 before `start`."""
         welcome = self._attachment.welcome
-        return welcome.lease_s if welcome is not None else 0.0
+        return welcome.renew_s if welcome is not None else 0.0
 
     @property
     def watching(self) -> int:
@@ -104,7 +104,7 @@ class HandoffHost:
 
     def register(self, transfer_id: bytes, consumer: int | None = None) -> Watch:
         """Watches the producer's end (None) or that of consumer 0, 1, ...; before the engine is
-        asked, so that no end is missed. A producer's lease is renewed until its end or `close`.
+        asked, so that no end is missed. It is renewed until its end or `close`.
 
         Raises:
             TransferUsed: this end is being watched already.
@@ -159,7 +159,7 @@ class HandoffHost:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(max(self.lease_s, 0.03) / _RENEWALS_PER_LEASE)
-            live = tuple(w.transfer_id for w in self._watches.values() if w.consumer is None and w.result is None)
+            await asyncio.sleep(max(self.renew_s, _SOONEST_S))
+            live = tuple({w.transfer_id: None for w in self._watches.values() if w.result is None})
             if live:
                 self._attachment.send(Renew(live))

@@ -6,7 +6,7 @@ from pdserve.kvd.client.messages import End
 
 
 class Watch(Protocol):
-    """One end of one transfer, watched. A producer's lease is renewed while it is watched."""
+    """One end of one transfer, watched. kvd is told that it is still wanted while it is watched."""
 
     @property
     def result(self) -> End | None:

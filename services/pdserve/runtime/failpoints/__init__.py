@@ -7,7 +7,7 @@ logged as a warning. `points` lists the places, `terms` is the language, `contro
 from outside. What a deployment does about each fault is in docs/faults.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final, TypeVar
 
 from pdserve.runtime.failpoints.points import Kind, Point
@@ -37,11 +37,12 @@ def failpoint_now(point: Point) -> None:
         FAILPOINTS.go_by_now(point)
 
 
-async def passing(point: Point, item: T) -> Sequence[T]:
-    """A message goes by a point; what of it arrives, and in which order."""
+async def passing(point: Point, item: T, lane: Hashable = None) -> Sequence[T]:
+    """A message goes by a point; what of it arrives, and in which order. `lane`: its connection, where
+    the point has several; a late message comes over its own."""
     if not FAILPOINTS.armed:
         return (item,)
-    return FAILPOINTS.passed(point, item, await FAILPOINTS.go_by(point))
+    return FAILPOINTS.passed(point, item, await FAILPOINTS.go_by(point), lane)
 
 
 def passing_now(point: Point, item: T) -> Sequence[T]:

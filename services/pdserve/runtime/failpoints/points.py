@@ -62,8 +62,12 @@ class Point(enum.Enum):
     """The simulated link is about to carry an operation's bytes; only the session's end cancels it."""
     KVD_COPIED = "kvd.copied"
     """An operation's bytes are in place; the books do not know yet."""
-    KVD_TELL = "kvd.tell"
-    """A transfer's end, or a fence, on its way to one participant of an engine."""
+    KVD_TELL_SCHEDULER = "kvd.tell.scheduler"
+    """A transfer's end, or a fence, on its way to an engine's scheduler, which frees blocks by it."""
+    KVD_TELL_WORKER = "kvd.tell.worker"
+    """The same on its way to one rank, which waits for fences."""
+    KVD_TELL_HOST = "kvd.tell.host"
+    """The same on its way to the service beside an engine, which answers the proxy by it."""
     CLOCK = "clock"
     """Seconds by which this process's wall clock is off; not its monotonic one."""
 
@@ -80,5 +84,7 @@ _KINDS: Final = {
     Point.CONNECTOR_OFFER: Kind.MESSAGE,
     Point.CONNECTOR_ACCEPT: Kind.MESSAGE,
     Point.CONNECTOR_NOTICE: Kind.MESSAGE,
-    Point.KVD_TELL: Kind.MESSAGE,
+    Point.KVD_TELL_SCHEDULER: Kind.MESSAGE,
+    Point.KVD_TELL_WORKER: Kind.MESSAGE,
+    Point.KVD_TELL_HOST: Kind.MESSAGE,
 }

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -75,7 +75,7 @@ class Failpoints:
         self._hits: collections.Counter[Point] = collections.Counter()
         self._fired: collections.Counter[Point] = collections.Counter()
         self._waiters: dict[Point, list[_Waiter]] = {}
-        self._late: dict[Point, list[object]] = {}
+        self._late: dict[tuple[Point, Hashable], list[object]] = {}
 
     # -- arming -----------------------------------------------------------------------------
 
@@ -182,17 +182,17 @@ class Failpoints:
             self._at_once(term)
         return term.action
 
-    def passed(self, point: Point, item: T, action: Action) -> Sequence[T]:
+    def passed(self, point: Point, item: T, action: Action, lane: Hashable = None) -> Sequence[T]:
         """What arrives of a message after what `go_by` has said: nothing, once, twice, or after
-        the next one."""
+        the next one of its lane."""
         if action is Action.DROP:
             return ()
         if action is Action.LATE:
             with self._lock:
-                self._late.setdefault(point, []).append(item)
+                self._late.setdefault((point, lane), []).append(item)
             return ()
         with self._lock:
-            late: Iterable[T] = self._late.pop(point, [])  # type: ignore[assignment]  # of this point, hence T
+            late: Iterable[T] = self._late.pop((point, lane), [])  # type: ignore[assignment]  # of this point, hence T
         return (item, item, *late) if action is Action.TWICE else (item, *late)
 
     def _next(self, point: Point) -> Term:

@@ -360,7 +360,9 @@ Global___Cancel: typing_extensions.TypeAlias = Cancel
 
 @typing.final
 class Renew(google.protobuf.message.Message):
-    """Keeps a producer's lease alive."""
+    """The service beside an engine still has these requests: a producer's lease lives on, and whoever waits for
+    this engine's half goes on waiting.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -416,6 +418,7 @@ class Welcome(google.protobuf.message.Message):
     MEMORY_SOCKET_FIELD_NUMBER: builtins.int
     LEASE_MS_FIELD_NUMBER: builtins.int
     FENCE_MS_FIELD_NUMBER: builtins.int
+    RENEW_MS_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     """UUID, fresh at every start of kvd."""
     notice_endpoint: builtins.str
@@ -423,9 +426,11 @@ class Welcome(google.protobuf.message.Message):
     memory_socket: builtins.str
     """Unix socket that takes a rank's memory by SCM_RIGHTS."""
     lease_ms: builtins.int
-    """Lease length, milliseconds; renew at a third of it."""
+    """Lease length, milliseconds."""
     fence_ms: builtins.int
     """Longest wait for `fenced`, milliseconds."""
+    renew_ms: builtins.int
+    """How often to renew, milliseconds."""
     def __init__(
         self,
         *,
@@ -434,8 +439,9 @@ class Welcome(google.protobuf.message.Message):
         memory_socket: builtins.str = ...,
         lease_ms: builtins.int = ...,
         fence_ms: builtins.int = ...,
+        renew_ms: builtins.int = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["fence_ms", b"fence_ms", "kvd_epoch", b"kvd_epoch", "lease_ms", b"lease_ms", "memory_socket", b"memory_socket", "notice_endpoint", b"notice_endpoint"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["fence_ms", b"fence_ms", "kvd_epoch", b"kvd_epoch", "lease_ms", b"lease_ms", "memory_socket", b"memory_socket", "notice_endpoint", b"notice_endpoint", "renew_ms", b"renew_ms"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Welcome: typing_extensions.TypeAlias = Welcome

@@ -1,0 +1,184 @@
+"""docs/faults.md, made of what the matrix and the failpoints are: `python -m tests.matrix.docs` writes it.
+
+The words about each fault are here; phases, cells that cannot happen and points are read from the code.
+"""
+
+import ast
+import enum
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+from pdserve.runtime.failpoints import Kind, Point
+from tests.matrix import cells
+from tests.matrix.cells import CANNOT, MODES, Cannot, dashed
+from tests.matrix.faults import Fault
+from tests.matrix.phases import Phase
+from tests.matrix.processes import ROOT
+
+PATH: Final = ROOT / "docs" / "faults.md"
+
+_OTHER_PAIR: Final = "the answer, from another pair; one that has begun goes on there"
+_AT_ONCE: Final = "at once, by kvd"
+_FAULTS: Final[dict[Fault, tuple[str, str]]] = {
+    Fault.NONE: ("the answer", "at once, when the last byte has landed"),
+    Fault.CANCEL: ("`CANCELLED`", "at once; after the fence where an operation is in flight"),
+    Fault.P_KILLED: (f"{_OTHER_PAIR}; undisturbed once the KV has landed", f"{_AT_ONCE}: the memory's connection ends"),
+    Fault.D_KILLED: (_OTHER_PAIR, f"{_AT_ONCE}: the memory's connection ends"),
+    Fault.P_RESTARTED: ("as killed; nothing of the old engine is taken for the new one's", "as killed"),
+    Fault.D_RESTARTED: ("as killed; nothing of the old engine is taken for the new one's", "as killed"),
+    Fault.P_STOPPED: (
+        "the answer, from another pair: the proxy misses beats, or kvd a renewal",
+        "when the lease runs out; on the stopped engine when it goes on",
+    ),
+    Fault.D_STOPPED: (
+        "the answer, from another pair, once the proxy misses beats",
+        "at once, by cancelling, or at the accept deadline; on the stopped engine when it goes on",
+    ),
+    Fault.KVD_STOPPED: (
+        "the answer; hand-overs that were open are tried again",
+        "when kvd goes on: leases have run out",
+    ),
+    Fault.KVD_KILLED: (
+        "the answer; hand-overs that were open are tried again, or the prompt is computed at decode",
+        "at once, by the engines themselves: `KVD_UNAVAILABLE`",
+    ),
+    Fault.PROXY_KILLED: (
+        "`UNAVAILABLE`; the SDK sends again where nothing has been streamed",
+        "at once, by the services: their calls end",
+    ),
+    Fault.END_DROPPED: (
+        "the answer, one to two leases later",
+        "the engine asks again after a lease, and is told again",
+    ),
+    Fault.P_END_DROPPED: ("the answer", "prefill's after one to two leases, as above"),
+    Fault.END_TWICE: ("the answer", "at once; the second is passed over"),
+    Fault.END_LATE: ("as dropped, or when the next one comes", "as dropped"),
+    Fault.LAYER_DROPPED: ("the answer; the layer goes with a later notice or the offer", "at once"),
+    Fault.LAYER_TWICE: ("the answer", "at once; what is said twice is copied once"),
+    Fault.LAYER_LATE: ("the answer", "at once"),
+    Fault.LINK_FAILS: ("the answer, by another hand-over: `TRANSFER_FAILED`", "at once, after the fence"),
+    Fault.LINK_HANGS: (
+        "the answer, by another hand-over: `TRANSFER_EXPIRED`",
+        "at the transfer's deadline plus the fence's, by tearing the session down",
+    ),
+    Fault.CLOCK_P: ("the answer; from another pair where decode's locator looks expired", "at once"),
+    Fault.CLOCK_D: ("the answer; from another pair where a ticket or locator looks expired", "at once"),
+    Fault.CLOCK_KVD: ("the answer, computed at decode: kvd refuses all tickets (`TICKET_EXPIRED`)", "at once"),
+    Fault.CLOCK_PROXY: (
+        "open requests: the answer. New ones: `NO_ENGINES` once the engines' beats have been refused for long enough",
+        "at once",
+    ),
+}
+
+_INTRO: Final = """\
+# What goes wrong, and what happens then
+
+`make matrix` holds a request in each phase of its life, lets each fault strike, and checks: one typed answer within its
+deadline; every block back on both sides; no token that differs from one engine alone; the next request served; the
+cause in the proxy's `request_ended`. Real processes, sockets and signals; the model and the link are simulated. The
+deadlines there are short (lease 0.5 s); what is freed "by a deadline" takes yours, see `pdserve-kvd --help`.
+
+The answers are for a deployment with another pair to go to, and the policy `recompute`. Without either the client gets
+the error that the first attempt ended with.
+
+This file is made by `python -m tests.matrix.docs`, and a test compares.
+"""
+
+_USE: Final = """\
+## Failpoints
+
+Every process has named points at which it can be made to fail; none is armed unless somebody arms it. Each arming and
+firing is logged as a warning. Not for a deployment that serves: whoever can open the socket can make the process fail.
+
+    PDSERVE_FAILPOINTS="kvd.post=1*error(TRANSFER_FAILED);clock=return(3)" pdserve-kvd ...
+    PDSERVE_FAILPOINTS_SOCKET=/run/pdserve/kvd.fail pdserve-kvd ...
+
+The socket (its owner's only) takes JSON lines, and answers each with the point's counts:
+
+    {"do": "arm", "point": "kvd.post", "terms": "1*pause"}     {"do": "disarm" | "release", "point": "kvd.post"}
+    {"do": "await", "point": "kvd.post", "fired": 1, "waiting": 0, "seconds": 5}     {"do": "clear"}
+
+Terms say what happens, time after time: `1*off->1*error(TRANSFER_FAILED)->2*delay(100)->pause` is nothing, then that
+error, then twice a delay of 100 ms, then a pause each time. `error(REASON)` raises the error of that reason,
+`delay(ms)` waits, `pause` or `pause(seconds)` waits for a release, `stop` and `kill` are signals to the process; of
+messages, `drop` loses one, `twice` doubles it, `late` puts it behind the next one of its connection; of values,
+`return(number)` says it.
+"""
+
+
+def render() -> str:
+    """The whole file."""
+    parts = [_INTRO, *_fault_table(), *_phase_table(), *_cannot_table(), _USE, *_point_table()]
+    return "\n".join(parts)
+
+
+def _fault_table() -> Iterator[str]:
+    yield "## Fault by fault\n"
+    yield f"{_count()} cases; one of them is `pytest tests/matrix -k P-killed:third-token:read`.\n"
+    yield "| fault | the client gets | blocks are freed | shown by `-k` |"
+    yield "|---|---|---|---|"
+    for fault in Fault:
+        sees, freed = _FAULTS[fault]
+        yield f"| {fault.value} | {sees} | {freed} | `{dashed(fault.value)}:` |"
+    yield ""
+
+
+def _phase_table() -> Iterator[str]:
+    yield "## Phases\n"
+    yield "| phase | the request |"
+    yield "|---|---|"
+    docs = member_docs(Phase)
+    for phase in Phase:
+        yield f"| {phase.value} | {docs[phase.name]} |"
+    yield ""
+
+
+def _cannot_table() -> Iterator[str]:
+    yield "## Cells that cannot happen\n"
+    yield "| faults | phases | mode | because | cells |"
+    yield "|---|---|---|---|---|"
+    for entry in CANNOT:
+        yield _cannot_row(entry)
+    yield ""
+
+
+def _cannot_row(entry: Cannot) -> str:
+    faults = "every" if len(entry.faults) == len(Fault) else ", ".join(f.value for f in Fault if f in entry.faults)
+    phases = "every" if len(entry.phases) == len(Phase) else ", ".join(p.value for p in Phase if p in entry.phases)
+    modes = "both" if len(entry.modes) == len(MODES) else "".join(entry.modes)
+    count = sum(next((e for e in CANNOT if e.holds(cell)), None) is entry for cell in cells.every())
+    return f"| {faults} | {phases} | {modes} | {entry.because} | {count} |"
+
+
+def _point_table() -> Iterator[str]:
+    kinds = {Kind.PLACE: "place: may also `error`", Kind.MESSAGE: "message", Kind.VALUE: "value"}
+    yield "| point | kind | where |"
+    yield "|---|---|---|"
+    docs = member_docs(Point)
+    for point in Point:
+        yield f"| `{point.value}` | {kinds[point.kind]} | {docs[point.name]} |"
+    yield ""
+
+
+def _count() -> int:
+    return sum(not cells.cannot(cell) for cell in cells.every())
+
+
+def member_docs(kind: type[enum.Enum]) -> dict[str, str]:
+    """The line under each member of an enum, by its name."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    docs = {}
+    for member, below in itertools.pairwise(tree.body):
+        if isinstance(member, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            (name,) = member.targets
+            assert isinstance(name, ast.Name)
+            docs[name.id] = " ".join(str(below.value.value).split())
+    return docs
+
+
+if __name__ == "__main__":
+    PATH.write_text(render())
