@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pdserve.cli.board import Board
     from pdserve.cli.demo_check import Answer, Geometry
     from pdserve.cli.demo_questions import Question
-    from pdserve.cli.plan import Plan, Spec
+    from pdserve.cli.plan import Plan, Ports, Spec
     from pdserve.client import AsyncClient, Completion
 
 TAKES_REST = True
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo in a fresh folder; 0 only if every answer keeps every promise."""
     from pdserve.cli import deployment, model
     from pdserve.cli.board import Board
-    from pdserve.cli.plan import Spec
+    from pdserve.cli.plan import Spec, engine_names
 
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
     if args.engine == "vllm":
@@ -78,8 +78,11 @@ def run(args: argparse.Namespace) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="pdserve-demo-", dir="/tmp"))
     kept = True
     try:
-        with deployment.claimed(scratch) as state_dir:
-            status = asyncio.run(_demo(spec, state_dir, args, board))
+        with (
+            deployment.claimed(scratch) as state_dir,
+            deployment.free_ports(len(engine_names(spec)), 0, 0) as ports,
+        ):
+            status = asyncio.run(_demo(spec, state_dir, args, board, ports))
         kept = status != 0
         return status
     finally:
@@ -89,12 +92,11 @@ def run(args: argparse.Namespace) -> int:
             shutil.rmtree(scratch)
 
 
-async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board") -> int:
+async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board", ports: "Ports") -> int:
     from pdserve.cli import demo_check, deployment, plan
     from pdserve.cli.fleet import Fleet
     from pdserve.cli.stopping import Stop
 
-    ports = deployment.free_ports(len(plan.engine_names(spec)), 0, 0)
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
     board.say(f"2. starting {len(made.processes)} processes: kvd, the pair, a single engine to compare with, the proxy")
     answers: list[Answer] = []

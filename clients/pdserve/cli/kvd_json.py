@@ -31,4 +31,5 @@ def word(enum: Any, value: int) -> str:
     if known is None:
         return str(value)
     first = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return known.name.removeprefix(first).lower()
+    name: str = known.name
+    return name.removeprefix(first).lower()
