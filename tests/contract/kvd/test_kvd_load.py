@@ -85,7 +85,7 @@ async def test_a_transfer_that_landed_is_one_line_of_the_log(tmp_path: Path) -> 
         await traffic.settle()
         logged = [json.loads(line) for line in (await asyncio.to_thread(kvd.log.read_text)).splitlines()]
     ends = [line for line in logged if line["event"] == "transfer_end"]
-    assert sorted((line["request_id"], line["outcome"]) for line in ends) == [(f"d{n}", "landed") for n in range(5)]
+    assert sorted((line["handle"], line["outcome"]) for line in ends) == [(f"d{n}", "landed") for n in range(5)]
     assert not [line for line in logged if line["event"].endswith("_moved")]
 
 
