@@ -38,8 +38,8 @@ _FAULTS: Final[dict[Fault, tuple[str, str]]] = {
         "at once, by cancelling, or at the accept deadline; on the stopped engine when it goes on",
     ),
     Fault.KVD_STOPPED: (
-        "the answer; hand-overs that were open are tried again",
-        "when kvd goes on: leases have run out",
+        "the answer, once kvd goes on",
+        "at once; for kvd's deadlines the time in which it did not run has not passed",
     ),
     Fault.KVD_KILLED: (
         "the answer; hand-overs that were open are tried again, or the prompt is computed at decode",

@@ -78,6 +78,10 @@ _AT_PREFILL: Final = (Phase.QUEUED, Phase.COMPUTING, Phase.LAYER)
 """In WRITE decode's leg is open meanwhile, and accepts."""
 
 
+class NotHeld(AssertionError):
+    """The fault has not struck yet, and cannot: the request is not where it should wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A request that is held in a phase."""
@@ -105,12 +109,13 @@ class Held:
         """The request waits there.
 
         Raises:
-            AssertionError: it has not come, or it was given to another pair.
+            NotHeld: it has not come: it was given to another pair.
         """
         if self.pause is None:
             return
         count = await self._failpoints().awaited(self.pause.point, waiting=1)
-        assert count.waiting, f"no request came to {self.phase.value}: {count}"
+        if not count.waiting:
+            raise NotHeld(f"no request came to {self.phase.value}: {count}")
         await until(self._early, COMMAND_S)
 
     @property
