@@ -38,6 +38,7 @@ def test_the_operator_wins_over_the_defaults_for_cpu() -> None:
         "dtype": "float32",
         "enforce_eager": True,
         "kv_cache_memory_bytes": settings.CPU_KV_BYTES,
+        "attention_backend": "CPU_MLA",
     }
     assert settings.cpu_defaults({"dtype": "bfloat16", "gpu_memory_utilization": 0.3}) == {"enforce_eager": True}
 

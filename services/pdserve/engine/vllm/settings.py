@@ -101,6 +101,10 @@ def cpu_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"dtype": "float32", "enforce_eager": True}
     if "gpu_memory_utilization" not in chosen:
         defaults["kv_cache_memory_bytes"] = CPU_KV_BYTES
+    if chosen.get("dtype", "float32") == "float32" and "attention_config" not in chosen:
+        # For models with latent attention (others pass over it): on a processor with AMX vLLM would take a
+        # backend that packs its weights, and cannot pack float32.
+        defaults["attention_backend"] = "CPU_MLA"
     return {name: value for name, value in defaults.items() if name not in chosen}
 
 
