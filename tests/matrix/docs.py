@@ -104,8 +104,8 @@ The socket (its owner's only) takes JSON lines, and answers each with the point'
 Terms say what happens, time after time: `1*off->1*error(TRANSFER_FAILED)->2*delay(100)->pause` is nothing, then that
 error, then twice a delay of 100 ms, then a pause each time. `error(REASON)` raises the error of that reason,
 `delay(ms)` waits, `pause` or `pause(seconds)` waits for a release, `stop` and `kill` are signals to the process; of
-messages, `drop` loses one, `twice` doubles it, `late` puts it behind the next one of its connection; of values,
-`return(number)` says it.
+messages, `drop` loses one, `twice` doubles it, `late` (with a count) puts it behind the next one of its connection; of
+values, `return(number)` says it.
 """
 
 

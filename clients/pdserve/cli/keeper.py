@@ -101,6 +101,8 @@ class Keeper:
             lost(error)
         except OSError as error:
             lost(Unavailable(f"{self.name} cannot be started again: {error}"))
+        except Exception as defect:  # noqa: BLE001  # else nobody would watch the process any more, nor hear of it
+            lost(PdserveError(f"{self.name} is not watched any more: {type(defect).__name__}: {defect}"))
 
     async def _again(self, changed: Callable[[], None]) -> None:
         """The next life, until it serves or has ended too.

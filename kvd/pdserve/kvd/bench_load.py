@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pdserve.kvd.bench_daemon import Books, Usage, books, usage
-from pdserve.kvd.bench_fences import Fences, fences
+from pdserve.kvd.bench_fences import Broken, Fences, fences
 from pdserve.kvd.bench_result import Result
 from pdserve.kvd.bench_traffic import Traffic
 from pdserve.kvd.limits import Limits
@@ -28,6 +28,8 @@ _P99_MS: Final = 20.0
 _GROWTH_MIB: Final = 8.0
 """Over 70,000 transfers 120 bytes each: less than the least that can be kept of one, a handle's text
 and its place in a table."""
+_FENCE: Final = "load: longest fence"
+_FENCE_MS: Final = Limits().fence * 1e3
 _REMEMBERED: Final = 8_192
 """kvd remembers so many transfers and handles that are over: full before the memory's first reading."""
 
@@ -66,31 +68,32 @@ class Load:
 
 
 async def load(asked: Load) -> list[Result]:
-    """Every part, one after the other.
-
-    Raises:
-        TimeoutError: transfers did not end.
-        Broken: a large transfer failed, or too few could be cancelled in time.
-    """
+    """Every part, one after the other. Where transfers do not end, the line about faults is the only one."""
     remembered = min(_REMEMBERED, max(1, asked.at_rate // 2))
     with tempfile.TemporaryDirectory(prefix="kvdload") as folder:
         async with kvd_process(Path(folder), "--max-remembered", str(remembered)) as kvd:
             pid = kvd.process.pid
             async with Traffic(kvd, total=asked.total, seed=asked.seed, sample_every=asked.sample_every) as traffic:
                 start = _read(pid)
-                await traffic.at_rate(asked.at_rate, asked.rate)
-                await traffic.settle()
-                warm = _read(pid)
-                results = _control(traffic, asked.at_rate / (warm.at - start.at))
-                await traffic.in_flight(asked.closed, asked.in_flight)
-                await traffic.settle()
+                try:
+                    await traffic.at_rate(asked.at_rate, asked.rate)
+                    await traffic.settle()
+                    warm = _read(pid)
+                    results = _control(traffic, asked.at_rate / (warm.at - start.at))
+                    await traffic.in_flight(asked.closed, asked.in_flight)
+                    await traffic.settle()
+                except TimeoutError:  # what is missing is what there is to say
+                    return [_nothing_lost(traffic, await books(kvd.socket))]
                 end = _read(pid)
                 seen = await books(kvd.socket)
             results.insert(0, _nothing_lost(traffic, seen))
             results.append(_memory(warm, end, asked.closed, remembered))
             results.append(_speed(warm, end, asked))
             results.append(_cpu(start, warm, end, asked))
-            results.append(_fences(await fences(kvd, asked.fences, asked.seed)))
+            try:
+                results.append(_fences(await fences(kvd, asked.fences, asked.seed)))
+            except (Broken, TimeoutError) as error:
+                results.append(_unmeasured(_FENCE, "ms", _FENCE_MS, f"{error}" or "an end did not come"))
             return results
 
 
@@ -132,6 +135,12 @@ def _nothing_lost(traffic: Traffic, seen: Books) -> Result:
 def _control(traffic: Traffic, reached: float) -> list[Result]:
     """kvd's own part of a hand-over, at the rate asked for."""
     took = sorted(traffic.control_ms)
+    if not took:
+        why = "no transfer landed"
+        return [
+            _unmeasured("load: control p50", "ms", _P50_MS, why),
+            _unmeasured("load: control p99", "ms", _P99_MS, why),
+        ]
     p50, p99 = statistics.median(took), _percentile(took, 0.99)
     late = sorted(traffic.late_ms)
     detail = (
@@ -170,14 +179,17 @@ def _cpu(start: _Reading, warm: _Reading, end: _Reading, asked: Load) -> Result:
 
 def _fences(done: Fences) -> Result:
     """From cancel to the producer's end, with a copy in flight, against the longest wait for a fence."""
-    bound = Limits().fence * 1e3
     worst = max(done.ms)
     seen = done.seen
     clean = not (seen.blocks_held or seen.open_ends or seen.defects)
     detail = f"p50 {statistics.median(done.ms):.2f} ms, {len(done.ms)} cancelled in flight, {done.too_late} too late"
     if not clean:
         detail += f"; left: {seen}"
-    return Result("load: longest fence", worst, "ms", bound, clean and worst <= bound, detail)
+    return Result(_FENCE, worst, "ms", _FENCE_MS, clean and worst <= _FENCE_MS, detail)
+
+
+def _unmeasured(name: str, unit: str, target: float, why: str) -> Result:
+    return Result(name, 0.0, unit, target, False, f"not measured: {why}")
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

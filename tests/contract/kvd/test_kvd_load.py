@@ -4,13 +4,15 @@ import asyncio
 import json
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pdserve.kvd import bench
+from pdserve.kvd import bench, bench_load
 from pdserve.kvd.bench_daemon import books, usage
-from pdserve.kvd.bench_fences import Broken, fences
+from pdserve.kvd.bench_fences import Broken, Fences, fences
 from pdserve.kvd.bench_load import Load, load
 from pdserve.kvd.bench_traffic import Tally, Traffic
 from pdserve.kvd.client import End, Outcome, Participant
@@ -130,6 +132,46 @@ async def test_a_short_run_has_every_line() -> None:
     ]
     assert (results[0].value, results[0].met) == (0, True), results[0].detail
     assert "100 compared byte for byte" in results[0].detail
+
+
+async def test_what_is_missing_is_a_line_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transfers do not end the run says how many, instead of ending without a word."""
+
+    async def never(traffic: Traffic) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Traffic, "settle", never)
+    (faults,) = await load(Load(rate=100, seconds=0.1, total=20, in_flight=8, fences=1, sample_every=1, seed=_SEED))
+    assert (faults.name, faults.met) == ("load: faults", False)
+    assert "ends missing" in faults.detail
+
+
+async def test_what_could_not_be_measured_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one fence in time, or one transfer that landed, the lines are there, missed, and say why."""
+
+    async def none(*_: object) -> Fences:
+        raise Broken("0 of 10 transfers were cancelled")
+
+    monkeypatch.setattr(bench_load, "fences", none)
+    monkeypatch.setattr(Traffic, "_hears", _deaf_to_landed(Traffic._hears))
+    results = await load(Load(rate=100, seconds=0.1, total=20, in_flight=8, fences=1, sample_every=1, seed=_SEED))
+    missed = {one.name: one.detail for one in results if "not measured" in one.detail}
+    assert missed == {
+        "load: control p50": "not measured: no transfer landed",
+        "load: control p99": "not measured: no transfer landed",
+        "load: longest fence": "not measured: 0 of 10 transfers were cancelled",
+    }
+    assert not any(one.met for one in results if one.name in missed)
+
+
+def _deaf_to_landed(hears: Any) -> Any:
+    """Every end is heard as a failed one."""
+
+    def deaf(traffic: Traffic, side: str) -> Any:
+        hear = hears(traffic, side)
+        return lambda kind, index, end: hear(kind, index, replace(end, outcome=Outcome.FAILED))
+
+    return deaf
 
 
 def test_sizes_that_leave_nothing_to_measure_are_refused(capfd: pytest.CaptureFixture[str]) -> None:

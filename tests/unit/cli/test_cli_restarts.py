@@ -150,6 +150,20 @@ async def test_one_that_does_not_serve_again_in_time_is_named(folder: Path, boar
         await guard.aclose()
 
 
+async def test_a_defect_of_the_keeper_is_the_end(folder: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that nobody watches any more is not passed over: the deployment ends, and says why."""
+
+    async def broken(target: str) -> bool:
+        raise RuntimeError("a defect")
+
+    async with Fleet(fake_plan(folder), board, restarts=2) as fleet:
+        await fleet.start(WAIT)
+        monkeypatch.setattr(probe, "serving", broken)
+        kill(fleet, "kvd")
+        with pytest.raises(PdserveError, match="kvd is not watched any more: RuntimeError: a defect"):
+            await asyncio.wait_for(fleet.died(), WAIT)
+
+
 async def test_a_drain_does_not_wait_for_a_pause(folder: Path, board: Board, out: io.StringIO) -> None:
     """Ctrl-C between two lives: there is no next one, and what runs is drained at once."""
     plan = fake_plan(folder, prefill_0=("--die-again", str(folder / "lived")))

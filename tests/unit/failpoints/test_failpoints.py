@@ -11,12 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from pdserve.rpc.errors import ConfigError, TransferFailed
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.failpoints import FAILPOINTS, Failpoints, Kind, Point, failpoint, failpoint_now, passing_now
 from pdserve.runtime.failpoints.control import answer, from_environment
-from pdserve.runtime.failpoints.terms import Action, Program, parse
+from pdserve.runtime.failpoints.terms import Action, Program, Term, parse
 
 PLACE = Point.KVD_POST
 MESSAGE = Point.KVD_TELL_SCHEDULER
@@ -53,6 +54,10 @@ class TestTerms:
             ("delay(soon)", "not a number"),
             ("delay(-1)", "not a number"),
             ("pause(61)", "not a number"),
+            ("return(soon)", "not a number"),
+            ("return(inf)", "not a number"),
+            ("late", "takes a count"),
+            ("1*off->late", "takes a count"),
             ("0*drop", "never acts"),
             ("drop->1*off", "only the last"),
             ("1*off->", "is not"),
@@ -131,6 +136,36 @@ class TestActions:
         failpoints.disarm(PLACE)
         thread.join(5)
         assert not thread.is_alive()
+
+    async def test_nobody_waits_at_a_point_that_was_disarmed_meanwhile(
+        self, failpoints: Failpoints, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Disarmed by another thread when its term was taken and it did not wait yet: nobody is left to release it."""
+        taken = failpoints._next
+
+        def disarmed(point: Point) -> Term:
+            term = taken(point)
+            failpoints.disarm(point)
+            return term
+
+        monkeypatch.setattr(failpoints, "_next", disarmed)
+        with capture_logs() as logs:
+            failpoints.arm(PLACE, "pause(0.05)")
+            failpoints.go_by_now(PLACE)
+            failpoints.arm(PLACE, "pause(0.05)")
+            await failpoints.go_by(PLACE)
+        assert "failpoint_never_released" not in [line["event"] for line in logs]
+        assert failpoints.count(PLACE).waiting == 0
+
+    @pytest.mark.parametrize("again", ["arm", "disarm", "clear"])
+    def test_a_late_message_is_of_its_own_time(self, failpoints: Failpoints, again: str) -> None:
+        """What no other message has followed is lost with the terms that held it; it does not come under later ones."""
+        failpoints.arm(MESSAGE, "1*late")
+        assert list(failpoints.passed(MESSAGE, "old", failpoints.go_by_now(MESSAGE))) == []
+        if again != "arm":
+            getattr(failpoints, again)(*([MESSAGE] if again == "disarm" else []))
+        failpoints.arm(MESSAGE, "1*off")
+        assert list(failpoints.passed(MESSAGE, "new", failpoints.go_by_now(MESSAGE))) == ["new"]
 
     async def test_a_pause_has_an_end(self, failpoints: Failpoints) -> None:
         """Nobody waits for ever where the test forgot to release."""
@@ -232,6 +267,18 @@ class TestProcess:
             assert command(do="clear") == {}
             lines.close()
 
-    def test_what_is_no_json_is_answered(self) -> None:
+    def test_a_path_that_cannot_be_bound_is_refused(self, tmp_path: Path) -> None:
+        """At the start, with the reason: a folder is there, or no folder is."""
+        (tmp_path / "file").touch()
+        for path in (tmp_path, tmp_path / "none" / "f.sock", tmp_path / "file" / "f.sock"):
+            with pytest.raises(ConfigError, match="failpoint socket"):
+                from_environment(Failpoints(), {"PDSERVE_FAILPOINTS_SOCKET": str(path)})
+
+    @pytest.mark.parametrize("line", [b"{", b"[]", b'{"do": "arm", "point": "kvd.post"}'])
+    def test_what_is_no_command_is_answered(self, line: bytes) -> None:
         """The connection goes on."""
-        assert "not a command" in answer(Failpoints(), b"{")["error"]
+        assert "not a command" in answer(Failpoints(), line)["error"]
+
+    def test_terms_that_are_no_text_are_answered(self) -> None:
+        """They are no terms."""
+        assert "failpoint term" in answer(Failpoints(), b'{"do": "arm", "point": "kvd.post", "terms": 5}')["error"]

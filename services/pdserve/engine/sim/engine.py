@@ -230,6 +230,8 @@ class SimEngine:
     async def _run(self) -> None:
         try:
             while True:
+                if self._arrived:
+                    await failpoint(Point.SIM_ARRIVED)
                 self._take_arrivals()
                 if not self._scheduler.has_requests:
                     self.integrity()
@@ -274,6 +276,8 @@ class SimEngine:
         done = self._links.end() if self._links is not None else Completed()
         for sim in self._scheduler.computed(step):
             self._sample(sim)
+        if done.received:
+            await failpoint(Point.SIM_LANDED)
         sent, failed = self._scheduler.completed(done)
         self._release(sent)
         self._fail_or_recompute(failed)

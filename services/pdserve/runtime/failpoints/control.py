@@ -72,8 +72,8 @@ def listen(failpoints: Failpoints, path: Path) -> socketserver.ThreadingUnixStre
             for line in self.rfile:
                 self.wfile.write(json.dumps(answer(failpoints, line)).encode() + b"\n")
 
-    path.unlink(missing_ok=True)
     try:
+        path.unlink(missing_ok=True)  # of a process that was killed
         server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
     except OSError as error:
         raise ConfigError(f"failpoint socket {path}: {error.strerror}") from error
@@ -94,7 +94,7 @@ def answer(failpoints: Failpoints, line: bytes) -> dict[str, Any]:
             return {}
         point = point_of(command["point"])
         if do == "arm":
-            failpoints.arm(point, command["terms"])
+            failpoints.arm(point, str(command["terms"]))
         elif do == "disarm":
             failpoints.disarm(point)
         elif do == "release":

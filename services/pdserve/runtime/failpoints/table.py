@@ -92,13 +92,16 @@ class Failpoints:
         with self._lock:
             self._programs[point] = Program(parsed)
             self._hits[point] = self._fired[point] = 0
+            self._forget_late(point)
             self.armed = True
         log.warning("failpoint_armed", point=point.value, terms=terms)
 
     def disarm(self, point: Point) -> None:
-        """Nothing happens there any more; who waits there goes on. Counts stay."""
+        """Nothing happens there any more; who waits there goes on. Counts stay. A late message that no other has
+        followed is lost: it must not turn up among those of another time."""
         with self._lock:
             self._programs.pop(point, None)
+            self._forget_late(point)
             self.armed = bool(self._programs)
         self.release(point)
 
@@ -109,7 +112,6 @@ class Failpoints:
         with self._lock:
             self._hits.clear()
             self._fired.clear()
-            self._late.clear()
 
     def release(self, point: Point) -> int:
         """Lets everybody go on who waits there; how many."""
@@ -220,6 +222,9 @@ class Failpoints:
     def _wait(self, point: Point) -> _Waiter:
         waiter = _Waiter()
         with self._lock:
+            if point not in self._programs:  # disarmed since its term was taken: nobody would release it
+                waiter.release()
+                return waiter
             self._waiters.setdefault(point, []).append(waiter)
             self._lock.notify_all()
         return waiter
@@ -230,6 +235,10 @@ class Failpoints:
             if waiter in waiters:
                 waiters.remove(waiter)
             self._lock.notify_all()
+
+    def _forget_late(self, point: Point) -> None:
+        for key in [key for key in self._late if key[0] is point]:
+            del self._late[key]
 
     def _overdue(self, point: Point, *, released: bool) -> None:
         if not released:

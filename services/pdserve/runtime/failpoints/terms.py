@@ -10,6 +10,7 @@ The form is that of FreeBSD's fail(9), as gofail and containerd speak it.
 """
 
 import enum
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Action(enum.Enum):
     TWICE = "twice"
     """What passes here comes twice."""
     LATE = "late"
-    """What passes here comes after the next one."""
+    """What passes here comes after the next one; always with a count, since of nothing but late ones none comes."""
     RETURN = "return"
     """The point's own value becomes this one: return(3.5)."""
     STOP = "stop"
@@ -61,7 +62,7 @@ class Term:
 
     @property
     def number(self) -> float:
-        """The argument of a delay (milliseconds), a pause (seconds) or a numeric `return`."""
+        """The argument of a delay (milliseconds), a pause (seconds) or a `return`."""
         return float(self.argument)
 
 
@@ -94,6 +95,8 @@ def _term(text: str) -> Term:
     count = int(match["count"]) if match["count"] else None
     if count == 0:
         raise ConfigError(f"failpoint term {text!r} never acts")
+    if action is Action.LATE and count is None:
+        raise ConfigError(f"failpoint term {text!r}: late takes a count, or nothing would ever come; drop says that")
     _check(text, action, argument)
     return Term(action, count, argument)
 
@@ -101,14 +104,20 @@ def _term(text: str) -> Term:
 def _check(text: str, action: Action, argument: str) -> None:
     if action is Action.ERROR and argument not in BY_REASON:
         raise ConfigError(f"failpoint term {text!r}: no error has the reason {argument}")
+    if action is Action.RETURN and not math.isfinite(_number(argument)):
+        raise ConfigError(f"failpoint term {text!r}: not a number")
     if action in (Action.DELAY, Action.PAUSE):
-        try:
-            number = float(argument)
-        except ValueError:
-            number = -1.0
         most = LONGEST_PAUSE_S * (1000 if action is Action.DELAY else 1)
-        if not 0 <= number <= most:
+        if not 0 <= _number(argument) <= most:
             raise ConfigError(f"failpoint term {text!r}: not a number in 0..{most:g}")
+
+
+def _number(argument: str) -> float:
+    """What it says; NaN, which lies in no range, where it says none."""
+    try:
+        return float(argument)
+    except ValueError:
+        return math.nan
 
 
 class Program:
