@@ -52,6 +52,7 @@ from pdserve.rpc.status import to_error
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.lifecycle import Shutdown
 from pdserve.runtime.registration import RegistrationConfig
+from pdserve.runtime.telemetry.span import Export
 from pdserve.runtime.testing import Gate
 
 SEED = int(os.environ.get("PDSERVE_TEST_SEED", "1"))
@@ -158,10 +159,10 @@ class Fleet:
         await self.stop_kvd()
         await self.start_kvd(*self._kvd_settings)
 
-    async def start_proxy(self, settings: dict[str, Any]) -> None:
-        """With a client for each face; neither tries again by itself."""
+    async def start_proxy(self, settings: dict[str, Any], traces: Export | None) -> None:
+        """With a client for each face; neither tries again by itself. `traces` takes the spans."""
         config = ProxyConfig(**({"beat_interval": max(1.0, 4 * self._beat_seconds)} | settings))
-        self.proxy = await ProxyApp.start(config, self.kvd.signer, Clock(), os.urandom)
+        self.proxy = await ProxyApp.start(config, self.kvd.signer, Clock(), os.urandom, traces)
         self._stack.push_async_callback(self.proxy.aclose)
 
     async def start_clients(self) -> None:
@@ -415,7 +416,8 @@ async def launch() -> AsyncIterator[Launch]:
     """Starts a fleet, and checks and ends it after the test.
 
     `prefills`, `decodes`: engines; `bandwidth`: bytes a second of a simulated link, None copies as
-    kvd does; `limits`, `grace`: kvd's; `proxy`: its settings; `beat_seconds`; the rest is SimConfig.
+    kvd does; `limits`, `grace`: kvd's; `proxy`: its settings, `traces` takes its spans; `beat_seconds`; the rest
+    is SimConfig.
     """
     async with AsyncExitStack() as closing:
 
@@ -428,6 +430,7 @@ async def launch() -> AsyncIterator[Launch]:
             grace: float = 2.0,
             beat_seconds: float = STEADY,
             proxy: dict[str, Any] | None = None,
+            traces: Export | None = None,
             **sim: Any,
         ) -> Fleet:
             stack = AsyncExitStack()
@@ -435,7 +438,7 @@ async def launch() -> AsyncIterator[Launch]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sim"))
             try:
                 await fleet.start_kvd(Path(folder), limits, bandwidth, grace)
-                await fleet.start_proxy({"on_failure": OnFailure.FAIL} | (proxy or {}))
+                await fleet.start_proxy({"on_failure": OnFailure.FAIL} | (proxy or {}), traces)
                 for role, count in (("prefill", prefills), ("decode", decodes)):
                     await asyncio.gather(*(fleet.host(role) for _ in range(count)))
                 await fleet.start_clients()

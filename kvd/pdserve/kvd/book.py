@@ -113,7 +113,7 @@ class Book:
     def end_handle(self, engine_id: str, end: End) -> None:
         """Sends a handle's one terminal event and remembers that it had it."""
         key = (engine_id, end.handle)
-        self.handles.pop(key, None)
+        known = self.handles.pop(key, None)
         if self.orphans.pop(key, None) is not None:  # its begin was refused
             self.timers.clear(orphan_timer(key))
         self.ended_handles[key] = end
@@ -122,7 +122,7 @@ class Book:
         # A reason that a client made up must not grow the table.
         word = end.reason if end.reason in BY_REASON else end.outcome.value
         self.ended[word] = self.ended.get(word, 0) + 1
-        self.out.append(Tell(engine_id, end))
+        self.out.append(Tell(engine_id, end, mode=known[0].mode if known else None))
 
     def fenced(self, engine_id: str, handle: str, attempt: int) -> None:
         """Tells an engine that an attempt is fenced."""

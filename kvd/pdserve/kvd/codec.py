@@ -145,6 +145,7 @@ def encode(message: End | Fenced) -> kvd_pb2.AttachResponse:
                 overlapped_bytes=facts.overlapped_bytes,
                 offered_ns=facts.offered_ns,
                 accepted_ns=facts.accepted_ns,
+                last_byte_ns=facts.last_byte_ns,
             )
         )
     return kvd_pb2.AttachResponse(end=end)

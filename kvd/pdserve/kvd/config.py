@@ -7,7 +7,7 @@ from typing import Final
 
 from pdserve.kvd.limits import Limits
 from pdserve.rpc.errors import ConfigError
-from pdserve.runtime.config import INSECURE_KEY, ClusterKey, check_socket_path
+from pdserve.runtime.config import INSECURE_KEY, NO_METRICS, ClusterKey, MetricsConfig, check_socket_path
 
 INSECURE_LOOPBACK_KEY: Final = INSECURE_KEY
 """What is signed with where no cluster key was given; fit for one host only."""
@@ -57,6 +57,8 @@ class KvdConfig:
     """Seconds that a new connection has for its first message."""
     drain: float = 30.0
     """Seconds that the first SIGTERM waits for open transfers."""
+    metrics: MetricsConfig = NO_METRICS
+    """Where Prometheus may ask. The only TCP port that it ever opens."""
     max_backlog: int = 65_536
     """Messages that wait for one participant; one that does not read them is disconnected."""
 
@@ -67,6 +69,7 @@ class KvdConfig:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.drain < 0:
             raise ConfigError(f"drain must not be below 0: {self.drain}")
+        self.metrics.check(self.cluster_key)
         for path in (self.grpc_socket, self.memory_socket, self.notice_socket):
             check_socket_path(path)
 

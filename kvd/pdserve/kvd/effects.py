@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pdserve.kvd.client.messages import End, Fenced, Outcome
-from pdserve.kvd.types import RegionKey
+from pdserve.kvd.types import Mode, RegionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Tell:
     message: End | Fenced
     again: bool = False
     """The handle's one end, told again to an engine that seems not to know it."""
+    mode: Mode | None = None
+    """Of an `End`'s transfer; None where none was made for its handle."""
 
 
 @dataclass(frozen=True, slots=True)

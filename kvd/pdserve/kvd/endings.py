@@ -108,7 +108,7 @@ class Endings:
             if not consumer.terminal and consumer.stop is None:
                 consumer.posted.clear()
                 consumer.paired, consumer.missing = False, -1
-                consumer.bytes_landed = consumer.bytes_overlapped = 0
+                consumer.bytes_landed = consumer.bytes_overlapped = consumer.last_byte_ns = 0
 
     def consumer_fenced(self, transfer: Transfer, end: ConsumerEnd, now: float) -> None:
         """Goes on with a consumer in FENCING once nothing writes its blocks."""
@@ -243,4 +243,5 @@ class Endings:
             overlapped_bytes=sum(c.bytes_overlapped for c in ends),
             offered_ns=transfer.producer.offered_ns if transfer.producer else 0,
             accepted_ns=max(c.accepted_ns for c in ends),
+            last_byte_ns=max(c.last_byte_ns for c in ends),
         )

@@ -59,6 +59,7 @@ class ConsumerEnd:
     bytes_overlapped: int = 0
     copy_ns: int = 0
     first_post_ns: int = 0
+    last_byte_ns: int = 0
     transport: str = ""
 
     @property

@@ -28,6 +28,7 @@ from pdserve.kvd.client.messages import (
 )
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.copier import Copier
+from pdserve.kvd.counts import Counts
 from pdserve.kvd.credentials import source_of
 from pdserve.kvd.effects import CancelOp, Effect, Note, Post, TearDown, Tell, Unmap
 from pdserve.kvd.leases import Leases
@@ -62,6 +63,7 @@ class Node:
         self.leases = Leases()
         self.transfers = Transfers(self.registry, self.leases, config.limits)
         self.attachments = Attachments(config.grace, config.max_backlog)
+        self.counts = Counts()
         self.defects = 0
         """Errors that only a defect of kvd explains, such as books that do not add up; 0 in a good one."""
         self._clock = clock or Clock()
@@ -257,7 +259,9 @@ class Node:
 
     def _notice(self, notice: Notice) -> None:
         with self.watched():
-            if not self.transfers.notice(notice, self.now()):
+            taken = self.transfers.notice(notice, self.now())
+            self.counts.notice(taken=taken)
+            if not taken:
                 log.debug("notice_ignored", engine_id=notice.engine_id, rank=notice.rank)
             self._settle()
 
@@ -285,6 +289,7 @@ class Node:
         self._arm()
 
     def _carry_out(self, effect: Effect, deaf: list[Member]) -> None:
+        self.counts.effect(effect)
         match effect:
             case Tell():
                 deaf.extend(self.attachments.tell(effect.engine_id, effect.message, self.now()))
@@ -329,6 +334,7 @@ class Node:
 
     def _op_ended(self, op_id: int, moved: Moved, transport: str, error: str) -> None:
         with self.watched():
+            self.counts.copy(moved, self.transfers.book.ops[op_id].transfer.mode, transport, error)
             self.transfers.op_ended(
                 op_id, self.now(), moved=moved.nbytes, ns=moved.ns, transport=transport, error=error
             )

@@ -42,6 +42,7 @@ async def serving(config: KvdConfig, *, transports: MakeTransports = make_transp
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(service.close)
+        shown = await _show_metrics(node, stack) if config.metrics.port is not None else ""
         if node.mover.slow_because:
             log.warning("kvd_copies_slowly", copier=node.mover.name, because=node.mover.slow_because)
         await server.serving(True)
@@ -53,8 +54,21 @@ async def serving(config: KvdConfig, *, transports: MakeTransports = make_transp
             transports=[t.capabilities.name for t in node.transports],
             copier=node.mover.name,
             cluster_key=config.cluster_key.given,
+            metrics=shown,
         )
         yield node
+
+
+async def _show_metrics(node: Node, stack: contextlib.AsyncExitStack) -> str:
+    """Serves them; returns the `host:port`."""
+    from pdserve.kvd.metrics import metrics_of  # a tenth of a second of imports that only this needs
+    from pdserve.runtime.telemetry.serve import MetricsServer
+
+    metrics = metrics_of(node)
+    metrics.with_process()
+    server = MetricsServer(metrics)
+    stack.push_async_callback(server.aclose)
+    return await server.start(node.config.metrics)
 
 
 def _own(config: KvdConfig, stack: contextlib.AsyncExitStack) -> None:

@@ -188,6 +188,7 @@ class Transfers:
             else:
                 consumer.missing -= op.layers * op.blocks
                 consumer.bytes_landed += moved
+                consumer.last_byte_ns = int(now * 1e9)
                 if producer.state is Producer.COMPUTING:
                     consumer.bytes_overlapped += moved
                 self._pairing.land_if_full(transfer, consumer, now)

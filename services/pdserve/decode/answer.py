@@ -27,6 +27,11 @@ class Answer:
         self._cached = 0
         self._recomputed = [0] * ask.answers
 
+    @property
+    def recomputes(self) -> int:
+        """Answers so far whose prompts were computed here in place of a hand-over."""
+        return sum(tokens > 0 for tokens in self._recomputed) if self._takings else 0
+
     async def event(self, index: int, output: Output) -> Tokens | None:
         """What to send for an output; None where it says nothing new."""
         self._completion += len(output.token_ids)

@@ -20,15 +20,19 @@ class RecomputeSlots:
     """Counts prompts that are being computed after failed hand-overs."""
 
     def __init__(self, limit: int) -> None:
-        self._free = limit
+        self._limit = limit
+        self.running = 0
+        self.refused = 0
+        """Since the start."""
 
     async def hold(self, until: asyncio.Event) -> bool:
         """Holds a slot until the event; False, at once, where none is free."""
-        if self._free == 0:
+        if self.running == self._limit:
+            self.refused += 1
             return False
-        self._free -= 1
+        self.running += 1
         try:
             await until.wait()
         finally:
-            self._free += 1
+            self.running -= 1
         return True

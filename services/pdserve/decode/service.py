@@ -10,6 +10,7 @@ from pdserve.api.decode.v1 import decode_pb2, decode_pb2_grpc
 from pdserve.decode.messages import Ask, Finished, Source, Tokens
 from pdserve.decode.session import Decoder
 from pdserve.engine.hosting import wire
+from pdserve.engine.hosting.told import about_call
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest
 from pdserve.runtime.calls import Calls
@@ -40,6 +41,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         """One prompt; see decode.proto."""
         received_ns = self._clock.monotonic_ns()
         transfer_id = request.source.transfer_id if request.HasField("source") else None
+        about_call(context, request.request_id, transfer_id or b"")
         work = self._decoder.run(transfer_id, lambda: _decode(request, received_ns))
         async for event in self._calls.stream(context, work):
             yield _encode(event)

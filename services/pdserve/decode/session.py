@@ -74,7 +74,9 @@ class Decoder:
         self._calls = calls
         self._clock = clock
         self._config = config
-        self._slots = RecomputeSlots(config.recomputing)
+        self.slots = RecomputeSlots(config.recomputing)
+        self.recomputes = 0
+        """Answers whose prompts were computed here after their hand-overs had failed."""
         self._transfers = OneShot()
         self._serial = itertools.count()
 
@@ -101,10 +103,12 @@ class Decoder:
                 takings = [] if held is None else [self._taking(held, ask, index) for index in range(ask.answers)]
                 await failpoint(Point.DECODE_RECEIVED)
                 answer = Answer(ask, takings, self._clock)
+                stack.callback(self._count, answer)
                 async with Fan(self._engine, self._requests(ask)) as fan:
                     for taking in takings:
                         fan.beside(taking.guard())
                     async for index, output in _explained(fan, takings):
+                        await failpoint(Point.DECODE_TEXT)
                         event = await answer.event(index, output)
                         if event is not None:
                             await failpoint(Point.DECODE_TOKEN)
@@ -120,6 +124,9 @@ class Decoder:
         except PdserveError as error:
             told.warning("decode_failed", reason=error.reason, detail=error.message)
             raise
+
+    def _count(self, answer: Answer) -> None:
+        self.recomputes += answer.recomputes
 
     def _hold(self, stack: contextlib.ExitStack, transfer_id: bytes) -> Held:
         stack.enter_context(self._transfers.claim(transfer_id))
@@ -146,7 +153,7 @@ class Decoder:
         return self._config.recompute if ask.recompute is None else ask.recompute
 
     def _taking(self, held: Held, ask: Ask, index: int) -> Taking:
-        slots = self._slots if self._may_recompute(ask) else None
+        slots = self.slots if self._may_recompute(ask) else None
         return Taking(held.watch(index), slots, self._config.transfer_seconds)
 
     def _requests(self, ask: Ask) -> list[Request]:

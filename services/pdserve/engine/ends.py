@@ -41,4 +41,5 @@ def sum_facts(parts: Sequence[Facts]) -> Facts | None:
         overlapped_bytes=sum(part.overlapped_bytes for part in parts),
         offered_ns=max(part.offered_ns for part in parts),
         accepted_ns=max(part.accepted_ns for part in parts),
+        last_byte_ns=max(part.last_byte_ns for part in parts),
     )

@@ -8,6 +8,7 @@ from pdserve.engine.hosting.program import Parts, Program
 from pdserve.prefill.service import NAME, PrefillService
 from pdserve.prefill.session import PrefillConfig, Prefiller
 from pdserve.rpc.errors import ConfigError
+from pdserve.runtime.telemetry import catalogue
 
 
 def add(parts: Parts, config: PrefillConfig) -> None:
@@ -19,7 +20,7 @@ def add(parts: Parts, config: PrefillConfig) -> None:
     prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, parts.server.grpc)
 
 
-PROGRAM = Program("pdserve-prefill", NAME, ("prefill",), PrefillConfig, add)
+PROGRAM = Program("pdserve-prefill", NAME, ("prefill",), PrefillConfig, add, catalogue.ENGINE)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import grpc
 
 from pdserve.api.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from pdserve.engine.hosting import wire
+from pdserve.engine.hosting.told import about_call
 from pdserve.prefill.session import Ask, Prefiller, Ready, Released
 from pdserve.runtime.calls import Calls
 from pdserve.runtime.clock import Clock
@@ -29,6 +30,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """One prompt; see prefill.proto."""
         received_ns = self._clock.monotonic_ns()
+        about_call(context, request.request_id, request.transfer_id)
         work = self._prefiller.run(request.transfer_id, lambda: _decode(request, received_ns))
         async for event in self._calls.stream(context, work):
             yield _encode(event)

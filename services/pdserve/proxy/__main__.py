@@ -4,8 +4,11 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,6 +23,11 @@ from pdserve.runtime.failpoints.control import from_environment
 from pdserve.runtime.lifecycle import Shutdown, serve_until_shutdown
 from pdserve.runtime.log import LogFormat, LogLevel, setup
 from pdserve.runtime.signing import Signer
+from pdserve.runtime.telemetry import catalogue, names, settings
+from pdserve.runtime.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pdserve.runtime.telemetry.export import OtlpExport
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +49,41 @@ async def serve(config: ProxyConfig, signer: Signer, shutdown: Shutdown) -> None
     Raises:
         PdserveError: it could not start, or a part of it died.
     """
-    app = await ProxyApp.start(config, signer, Clock(), os.urandom)
-    try:
+    async with AsyncExitStack() as stack:
+        traces = exporter(os.environ)
+        if traces is not None:
+            stack.push_async_callback(traces.aclose)
+        metrics = Metrics(names.PROXY, catalogue.PROXY)
+        metrics.with_process()
+        send = traces.send if traces is not None else None
+        app = await ProxyApp.start(config, signer, Clock(), os.urandom, send, metrics)
+        stack.push_async_callback(app.aclose)
         where = app.addresses
-        log.info("proxy_ready", grpc=where.grpc, http=where.http, registration=where.registration)
+        log.info(
+            "proxy_ready",
+            grpc=where.grpc,
+            http=where.http,
+            registration=where.registration,
+            traces=settings.endpoint(os.environ),
+        )
         await serve_until_shutdown(shutdown, app.failed(), app.drain, config.drain_timeout)
-    finally:
-        await app.aclose()
+
+
+def exporter(environ: Mapping[str, str]) -> "OtlpExport | None":
+    """What sends traces to where OpenTelemetry's variables say; None where they say nowhere.
+
+    Raises:
+        ConfigError: they make no sense.
+    """
+    where = settings.endpoint(environ)
+    if not where:
+        return None
+    from pdserve.runtime.telemetry.export import OtlpExport  # half a second of imports that only traces need
+
+    try:
+        return OtlpExport(where)
+    except ValueError as error:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_...: {error}") from error
 
 
 async def _run(config: ProxyConfig, signer: Signer) -> None:
@@ -63,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from_environment(FAILPOINTS)
         config = flags.from_args(ProxyConfig, args)
+        if config.trace_ratio is None:
+            config = replace(config, trace_ratio=settings.ratio(os.environ))
         key = load_cluster_key(args.cluster_key_file)
         check_bind(config.host, key, insecure=args.insecure)
         asyncio.run(_run(config, Signer(key.secret)))

@@ -8,6 +8,7 @@ from typing import NoReturn
 import structlog
 
 from pdserve.api.serving.v1 import serving_pb2_grpc
+from pdserve.proxy import ended
 from pdserve.proxy.admission import Admission
 from pdserve.proxy.channels import Channels
 from pdserve.proxy.config import ProxyConfig
@@ -16,18 +17,23 @@ from pdserve.proxy.drive import Driver, DriveSettings
 from pdserve.proxy.grpc_legs import GrpcLegs
 from pdserve.proxy.http.server import HttpServer
 from pdserve.proxy.inference import Inference
+from pdserve.proxy.metrics import RequestCounts, readings
 from pdserve.proxy.owner import Owner
 from pdserve.proxy.registration import Registration, sweep
 from pdserve.proxy.registry import Change, Joined, Registry
 from pdserve.proxy.service import SERVICE, InferenceService
 from pdserve.proxy.tokenizing.shelf import Shelf
 from pdserve.proxy.trace import RandomBytes
+from pdserve.proxy.tracing.sink import TraceSink
 from pdserve.runtime.beats import Beat
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import join_address
 from pdserve.runtime.lifecycle import Tasks
 from pdserve.runtime.server import Server
 from pdserve.runtime.signing import Signer
+from pdserve.runtime.telemetry import catalogue, names
+from pdserve.runtime.telemetry.metrics import Metrics
+from pdserve.runtime.telemetry.span import Export
 
 log = structlog.get_logger(__name__)
 
@@ -124,8 +130,17 @@ class ProxyApp:
         self._closing = closing
 
     @classmethod
-    async def start(cls, config: ProxyConfig, signer: Signer, clock: Clock, random: RandomBytes) -> "ProxyApp":
-        """Builds, binds and serves.
+    async def start(
+        cls,
+        config: ProxyConfig,
+        signer: Signer,
+        clock: Clock,
+        random: RandomBytes,
+        traces: Export | None = None,
+        metrics: Metrics | None = None,
+    ) -> "ProxyApp":
+        """Builds, binds and serves. `traces`: takes the spans of the requests that are traced; None: none are.
+        `metrics`: what GET /metrics shows, of catalogue.PROXY; None: its own.
 
         Raises:
             ConfigError: a port cannot be bound.
@@ -153,15 +168,22 @@ class ProxyApp:
                 grace=config.handover_grace,
                 release_timeout=config.release_timeout,
             )
-            driver = Driver(admission, GrpcLegs(fleet.channels), owner, clock, random, settings)
-            inference = Inference(config, registry, admission, shelf, driver, clock, random)
+            metrics = metrics or Metrics(names.PROXY, catalogue.PROXY)
+            counts = RequestCounts(metrics.tally)
+            sinks: list[ended.Sink] = [ended.to_log, counts.ended]
+            if traces is not None:
+                sinks.append(TraceSink(traces, clock, config.trace_slow))
+            legs, sink = GrpcLegs(fleet.channels), ended.all_of(*sinks)
+            driver = Driver(admission, legs, owner, clock, random, settings, sink, counts.gap)
+            inference = Inference(config, registry, admission, shelf, driver, clock, random, counts.refused)
+            metrics.read(lambda: readings(inference, ledger))
 
             server = Server([SERVICE])
             serving_pb2_grpc.add_InferenceServicer_to_server(InferenceService(inference), server.grpc)
             grpc_port = server.bind(config.host, config.grpc_port)
             stack.push_async_callback(server.stop, CANCEL_GRACE)
             await server.start()
-            http = HttpServer(inference, config.max_body)
+            http = HttpServer(inference, metrics, config.max_body)
             stack.push_async_callback(http.aclose)
             http_port = await http.start(config.host, config.http_port)
             ping_port = registration.bind(config.host, config.ping_port)

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from pdserve.proxy import parts
 from pdserve.proxy.admission import Grant
+from pdserve.proxy.course import Course, on_our_clock
 from pdserve.proxy.legs import (
     DecodeEvent,
     DecodeOrder,
@@ -32,7 +34,7 @@ from pdserve.proxy.legs import (
     Tokens,
 )
 from pdserve.proxy.owner import Owner
-from pdserve.proxy.types import Mode, Sampling
+from pdserve.proxy.types import Mode, Sampling, Stamps
 from pdserve.rpc.errors import (
     ConsumerFailed,
     PdserveError,
@@ -89,6 +91,12 @@ class Attempt:
         self.prefill_error: PdserveError | None = None
         self.ready: Ready | None = None
         self.prefill_sent_ns = self.ready_ns = self.decode_sent_ns = self.first_token_ns = 0
+        self.first_byte_ns = self.dispatched_ns = 0
+        """For the driver to say."""
+        self._began_ns = clock.monotonic_ns()
+        self._last_token_ns = self._ended_ns = 0
+        self._stamps = Stamps()
+        self._done: Done | None = None
 
     @property
     def grant(self) -> Grant:
@@ -139,11 +147,14 @@ class Attempt:
                 raise (error if cause is None or isinstance(cause, TransferFailed) else cause) from None
             if isinstance(event, Tokens):
                 await failpoint(Point.PROXY_TOKEN)
+                self._last_token_ns = self._clock.monotonic_ns()
                 if not self.first_token_ns:
-                    self.first_token_ns = self._clock.monotonic_ns()
+                    self.first_token_ns = self._last_token_ns
+                    self._stamps = event.stamps or Stamps()
                     self._disarm()
                 return event
             if isinstance(event, Done):
+                self._done = event
                 self._disarm()
                 return event
             if event is None:
@@ -155,7 +166,12 @@ class Attempt:
         try:
             await self._decode.receive()
         except PdserveError as error:  # the answer is complete all the same
-            log.warning("decode_ended_badly", request_id=self._brief.request_id, error=error.message)
+            log.warning(
+                "decode_ended_badly",
+                request_id=self._brief.request_id,
+                transfer_id=self._brief.transfer_id,
+                error=error.message,
+            )
         self._grant.release_decode()
         if self._prefill is not None and not self._offered.is_set():
             try:
@@ -169,6 +185,7 @@ class Attempt:
         if self._ended:
             return
         self._ended, self._end_error = True, error
+        self._ended_ns = self._clock.monotonic_ns()
         self._disarm()
         if self._decode is not None:
             self._decode.cancel(error or RequestCancelled("the answer is complete"))
@@ -177,6 +194,34 @@ class Attempt:
             self._grant.release_prefill()
         elif error is not None:
             self._prefill.cancel(error)
+
+    def points(self, boot_id: str) -> dict[int, int]:
+        """What its legs have stamped so far, by Point, on our clock."""
+        found: dict[int, int] = {}
+        if self.ready is not None:
+            found.update(parts.align(self.ready.stamps, boot_id, self.prefill_sent_ns, self.ready_ns))
+        if self.first_token_ns:
+            found.update(parts.align(self._stamps, boot_id, self.decode_sent_ns, self.first_token_ns))
+            found[parts.Point.TOKEN_RECEIVED] = self.first_token_ns
+        return found
+
+    def course(self, boot_id: str) -> Course:
+        """When it did what; to be asked once it is closed."""
+        ready = self.ready.stamps if self.ready is not None else Stamps()
+        prefill = parts.skew(ready, boot_id, self.prefill_sent_ns, self.ready_ns)
+        decode = parts.skew(self._stamps, boot_id, self.decode_sent_ns, self.first_token_ns)
+        facts = self._done.facts if self._done is not None else None
+        return Course(
+            began_ns=self._began_ns,
+            dispatched_ns=self.dispatched_ns,
+            first_byte_ns=self.first_byte_ns,
+            last_token_ns=self._last_token_ns,
+            ended_ns=self._ended_ns,
+            points=self.points(boot_id),
+            prefill_clock=prefill,
+            decode_clock=decode,
+            facts=on_our_clock(facts, decode) if facts is not None else None,
+        )
 
     def blame(self, error: PdserveError) -> str:
         """The engine that a retry should avoid; empty where neither is at fault."""

@@ -61,6 +61,11 @@ class ProxyConfig:
     """Most stop strings, and most stop tokens."""
     max_body: int = 64 << 20
     """Bytes of the longest HTTP request."""
+    trace_ratio: float | None = None
+    """Share of requests that are traced, 0 to 1, where the caller has not decided; without it
+    OTEL_TRACES_SAMPLER_ARG says it, else all are. What failed or was tried elsewhere always is."""
+    trace_slow: float = 10.0
+    """Seconds to the first byte from which on a request is always traced; 0: none for that."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for values that cannot work."""
@@ -73,9 +78,11 @@ class ProxyConfig:
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be above 0")
-        for name in ("admission_headroom", "retries", "continuations", "drain_timeout", "max_logprobs"):
+        for name in ("admission_headroom", "retries", "continuations", "drain_timeout", "max_logprobs", "trace_slow"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must not be negative")
+        if self.trace_ratio is not None and not 0 <= self.trace_ratio <= 1:
+            raise ConfigError(f"trace_ratio is {self.trace_ratio}, not in 0..1")
         self.tokenizer_folders()
 
     def tokenizer_folders(self) -> dict[str, str]:

@@ -12,10 +12,10 @@ either policy.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
-from pdserve.proxy import ended, parts
+from pdserve.proxy import ended
 from pdserve.proxy.admission import Admission, Claim, Grant
 from pdserve.proxy.attempt import Attempt, Brief
 from pdserve.proxy.continuing import Diverged
@@ -26,7 +26,7 @@ from pdserve.proxy.owner import Owner
 from pdserve.proxy.parts import Point
 from pdserve.proxy.routing import Need
 from pdserve.proxy.trace import RandomBytes
-from pdserve.proxy.types import Event, OnFailure, Route, Stamps, Started
+from pdserve.proxy.types import Event, Mode, OnFailure, Route, Started
 from pdserve.rpc.errors import (
     DeadlinePassed,
     Draining,
@@ -41,6 +41,13 @@ from pdserve.runtime.clock import Clock, boot_id
 
 AHEAD = 0.05
 """Seconds by which a client's own timer may end a call before our deadline."""
+
+Gap = Callable[[float, Mode | None], None]
+"""Told of the seconds between one piece of an answer and the next, and how it was handed over, if it was."""
+
+
+def _unheard(seconds: float, mode: Mode | None) -> None:
+    """Nobody counts gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,9 @@ class Driver:
         random: RandomBytes,
         settings: DriveSettings,
         sink: ended.Sink = ended.to_log,
+        gap: Gap = _unheard,
     ) -> None:
-        """`sink`: is told once of each job's end."""
+        """`sink`: is told once of each job's end. `gap`: neither blocks nor raises."""
         self._admission = admission
         self._legs = legs
         self._owner = owner
@@ -76,6 +84,7 @@ class Driver:
         self._random = random
         self._settings = settings
         self._sink = sink
+        self._gap = gap
         self._boot_id = boot_id()
         self._recomputes = asyncio.Semaphore(settings.recomputes)
         self._jobs: set[Job] = set()
@@ -103,7 +112,7 @@ class Driver:
         Raises:
             PdserveError: the request failed; nothing is held afterwards.
         """
-        history = History.of(job)
+        history = History.of(job, self._boot_id)
         error: PdserveError | None = None
         self._jobs.add(job)
         self._idle.clear()
@@ -111,25 +120,26 @@ class Driver:
             while True:
                 attempt = self._attempt(job, history, await self._grant(job, history))
                 try:
+                    mode = job.mode if attempt.grant.choice.prefill else None
                     if not history.tried:
-                        mode = job.mode if attempt.grant.choice.prefill else None
                         yield Started(job.request_id, job.trace.trace_id, job.model, mode)
-                    self._dispatched(job, history)
+                    self._dispatched(job, history, attempt)
                     await attempt.open()
                     done: Done | None = None
                     while not isinstance(event := await attempt.next(), Done):
                         history.let_go()
-                        delta = history.telling.hear(event.delta)
+                        delta = history.hear(event.delta)
                         if delta is None:
                             continue
-                        if history.first is not None:
-                            yield delta
-                            continue
-                        history.first = attempt
-                        self._first_token(job, attempt, event.stamps or Stamps())
+                        history.first = history.first or attempt
+                        if (gap := history.gap(delta, self._clock.monotonic_ns())) is not None:
+                            self._gap(gap, mode)
                         yield delta
+                        if attempt.first_byte_ns:
+                            continue
                         # The face asks for more once it has written the first.
-                        job.points[Point.FIRST_BYTE_WRITTEN] = self._clock.monotonic_ns()
+                        attempt.first_byte_ns = self._clock.monotonic_ns()
+                        job.points.setdefault(Point.FIRST_BYTE_WRITTEN, attempt.first_byte_ns)
                     done = event
                     await attempt.finish()
                     attempt.close(None)
@@ -147,7 +157,7 @@ class Driver:
                     history.note(job, attempt, gone.reason, gone.message)
                     raise
                 if done is not None:
-                    yield history.sum(job, attempt, done, self._boot_id, self._clock.monotonic_ns())
+                    yield history.sum(job, attempt, done, self._clock.monotonic_ns())
                     return
         except PdserveError as failure:
             error = failure
@@ -164,7 +174,7 @@ class Driver:
             self._jobs.discard(job)
             if not self._jobs:
                 self._idle.set()
-            self._sink(history.end(job, error))
+            self._sink(history.end(job, error, self._clock.monotonic_ns()))
 
     async def _grant(self, job: Job, history: History) -> Grant:
         """The engines of the next attempt; raises the last failure where there are none left."""
@@ -215,7 +225,7 @@ class Driver:
             mode=job.mode,
             prompt=part.prompt,
             sampling=part.sampling,
-            traceparent=job.trace.traceparent,
+            traceparent=job.trace.below(job.trace.attempt_id(len(history.tried) + 1)),
             deadline=job.deadline,
             grace=self._settings.grace,
             release_timeout=self._settings.release_timeout,
@@ -228,10 +238,11 @@ class Driver:
             job.attempt.close(job.ended_by)
         return job.attempt
 
-    def _dispatched(self, job: Job, history: History) -> None:
+    def _dispatched(self, job: Job, history: History, attempt: Attempt) -> None:
+        attempt.dispatched_ns = self._clock.monotonic_ns()
         if not history.telling.begun:
             point = Point.REDISPATCHED if history.fallbacks else Point.ROUTED
-            job.points[point] = self._clock.monotonic_ns()
+            job.points[point] = attempt.dispatched_ns
 
     def _failed(self, job: Job, history: History, attempt: Attempt, error: PdserveError) -> Done | None:
         """None: the next attempt is prepared. Done: nothing of the answer is missing but decode's last
@@ -265,8 +276,3 @@ class Driver:
         if self._clock.monotonic() >= job.deadline - AHEAD:
             return DeadlinePassed("the request's deadline passed")
         return RequestCancelled("the client went away")
-
-    def _first_token(self, job: Job, attempt: Attempt, stamps: Stamps) -> None:
-        points = job.points
-        points[Point.TOKEN_RECEIVED] = attempt.first_token_ns
-        points.update(parts.align(stamps, self._boot_id, attempt.decode_sent_ns, attempt.first_token_ns))

@@ -5,12 +5,14 @@ queue when it came) has no record: its answer is all there is to it.
 """
 
 import enum
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
-from pdserve.proxy.types import Finished, Mode
+from pdserve.proxy.course import Course
+from pdserve.proxy.trace import TraceContext
+from pdserve.proxy.types import Finished, Mode, Sampling
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +44,8 @@ class Tried:
     error: str = ""
     blamed: str = ""
     """The engine that the next attempt avoids."""
+    course: Course = field(default=Course(), compare=False)
+    """When: not what makes two attempts the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,11 @@ class Ended:
     """What became of one request."""
 
     request_id: str
-    trace_id: str
+    trace: TraceContext
     model: str
+    chat: bool
+    """A conversation; else a plain completion."""
+    sampling: Sampling
     outcome: Outcome
     reason: str
     """Of the error that the client got; empty where it got an answer."""
@@ -66,10 +73,31 @@ class Ended:
     """In order; none where it never got engines."""
     finished: Finished | None
     """What the client was told at the end; None where it got no whole answer."""
+    finish_reasons: tuple[str, ...]
+    """Of the answers that are complete, in the order in which they were."""
+    points: Mapping[int, int]
+    """Monotonic nanoseconds by Point, up to the first byte; of the attempts, the one that gave it."""
+    ended_ns: int
+    """Monotonic: the client was told the end, or nothing more."""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits."""
+        return self.trace.trace_id
 
 
 Sink = Callable[[Ended], None]
 """Takes the record of each request; see the module's contract."""
+
+
+def all_of(*sinks: Sink) -> Sink:
+    """One sink that tells them all, in this order."""
+
+    def tell(ended: Ended) -> None:
+        for sink in sinks:
+            sink(ended)
+
+    return tell
 
 
 def to_log(ended: Ended) -> None:
@@ -91,5 +119,18 @@ def to_log(ended: Ended) -> None:
         recomputed_tokens=finished.recomputed_tokens if finished else 0,
         ttft=finished.timings.ttft if finished else None,
         e2e=finished.timings.e2e if finished else None,
-        attempts=[asdict(tried) | {"mode": tried.mode.value if tried.mode else None} for tried in ended.attempts],
+        attempts=[_attempt(tried) for tried in ended.attempts],
     )
+
+
+def _attempt(tried: Tried) -> dict[str, str | int | None]:
+    return {
+        "prefill_engine_id": tried.prefill_engine_id,
+        "decode_engine_id": tried.decode_engine_id,
+        "transfer_id": tried.transfer_id,
+        "mode": tried.mode.value if tried.mode else None,
+        "tokens": tried.tokens,
+        "reason": tried.reason,
+        "error": tried.error,
+        "blamed": tried.blamed,
+    }

@@ -10,7 +10,7 @@ from pdserve.proxy.ended import Ended, Outcome, Tried
 from pdserve.proxy.job import Job
 from pdserve.proxy.legs import Done
 from pdserve.proxy.parts import Point
-from pdserve.proxy.types import Finished, OnFailure, Usage
+from pdserve.proxy.types import Delta, Finished, OnFailure, Usage
 from pdserve.rpc.errors import KvdUnavailable, PdserveError, RequestCancelled
 
 
@@ -21,6 +21,8 @@ class History:
     part: Part
     """What the next attempt is asked for."""
     telling: Telling
+    boot_id: str
+    """Of this host: which stamps share its clock."""
     fallbacks: int = 0
     continuations: int = 0
     exclude: frozenset[str] = frozenset()
@@ -40,13 +42,32 @@ class History:
     told: int = 0
     """Tokens that the client had when this attempt began."""
     tried: list[Tried] = field(default_factory=list)
+    heard_ns: dict[int, int] = field(default_factory=dict)
+    """When tokens came last, by answer."""
+    finish_reasons: list[str] = field(default_factory=list)
+    """Of the answers that the client has whole."""
     finished: Finished | None = None
+    finished_ns: int = 0
 
     @classmethod
-    def of(cls, job: Job) -> "History":
+    def of(cls, job: Job, boot_id: str) -> "History":
         """Before the first attempt."""
         whole = Part(job.prompt, job.sampling)
-        return cls(whole, Telling(whole))
+        return cls(whole, Telling(whole), boot_id)
+
+    def hear(self, delta: Delta) -> Delta | None:
+        """What of an attempt's delta is new to the client; see Telling.hear."""
+        new = self.telling.hear(delta)
+        if new is not None and new.finish is not None:
+            self.finish_reasons.append(new.finish.value)
+        return new
+
+    def gap(self, delta: Delta, now_ns: int) -> float | None:
+        """Seconds since the same answer's last tokens; None where these are the first, or none."""
+        if not delta.token_ids:
+            return None
+        before, self.heard_ns[delta.index] = self.heard_ns.get(delta.index), now_ns
+        return None if before is None else (now_ns - before) / 1e9
 
     def let_go(self) -> None:
         """The prompt is computed; safe twice."""
@@ -77,6 +98,7 @@ class History:
                 reason=reason,
                 error=error,
                 blamed=blamed,
+                course=attempt.course(self.boot_id),
             )
         )
         self.told = self.telling.count
@@ -91,17 +113,18 @@ class History:
             if not isinstance(error, KvdUnavailable):  # without its kvd an engine still computes
                 self.unable |= {blamed}
 
-    def sum(self, job: Job, attempt: Attempt, done: Done, boot_id: str, now_ns: int) -> Finished:
+    def sum(self, job: Job, attempt: Attempt, done: Done, now_ns: int) -> Finished:
         """What the client is told at the end. The way to the first token is the first attempt's that
         gave one; the engines and the hand-over are the last's."""
         choice, first = attempt.grant.choice, self.first or attempt
         first_handed_over, ready = first.grant.choice.prefill is not None, first.ready
         job.points.setdefault(Point.FIRST_BYTE_WRITTEN, now_ns)
-        if ready is not None:
-            job.points.update(parts.align(ready.stamps, boot_id, first.prefill_sent_ns, first.ready_ns))
         timings = parts.split(
-            job.points, parts.chain(handed_over=first_handed_over, retried=self.fallbacks > 0), now_ns
+            job.points | first.points(self.boot_id),
+            parts.chain(handed_over=first_handed_over, retried=self.fallbacks > 0),
+            now_ns,
         )
+        self.finished_ns = now_ns
         cached = ready.cached_tokens if ready else 0
         if not first_handed_over and first is attempt:  # else the engine that knew it is gone
             cached = done.cached_tokens
@@ -123,15 +146,17 @@ class History:
         )
         return self.finished
 
-    def end(self, job: Job, error: PdserveError | None) -> Ended:
+    def end(self, job: Job, error: PdserveError | None, now_ns: int) -> Ended:
         """The record; `error` is what the client got, if it got one."""
         outcome = Outcome.FINISHED
         if error is not None:
             outcome = Outcome.CANCELLED if isinstance(error, RequestCancelled) else Outcome.FAILED
         return Ended(
             request_id=job.request_id,
-            trace_id=job.trace.trace_id,
+            trace=job.trace,
             model=job.model,
+            chat=job.chat,
+            sampling=job.sampling,
             outcome=outcome,
             reason=error.reason if error else "",
             error=error.message if error else "",
@@ -141,4 +166,7 @@ class History:
             continuations=self.continuations,
             attempts=tuple(self.tried),
             finished=self.finished,
+            finish_reasons=tuple(self.finish_reasons),
+            points=job.points | (self.first.points(self.boot_id) if self.first else {}),
+            ended_ns=self.finished_ns or now_ns,
         )

@@ -1,6 +1,7 @@
 """What both faces call: a decoded request in, its job and then its events out; models and topology."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pdserve.proxy import trace, validate
@@ -13,9 +14,10 @@ from pdserve.proxy.registry import Registry
 from pdserve.proxy.routing import unpaired_because
 from pdserve.proxy.tokenizing.shelf import Shelf
 from pdserve.proxy.trace import RandomBytes
-from pdserve.proxy.types import Ask, Event, Mode, TokenIds
-from pdserve.rpc.errors import DeadlinePassed
+from pdserve.proxy.types import Ask, Chat, Event, Mode, TokenIds
+from pdserve.rpc.errors import DeadlinePassed, PdserveError
 from pdserve.runtime.clock import Clock
+from pdserve.runtime.log import about
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ class Inference:
         driver: Driver,
         clock: Clock,
         random: RandomBytes,
+        refused: Callable[[PdserveError], None] = lambda _: None,
     ) -> None:
+        """`refused`: is told why a request was not taken; neither blocks nor raises."""
         self._config = config
         self._registry = registry
         self._admission = admission
@@ -73,7 +77,9 @@ class Inference:
         self._driver = driver
         self._clock = clock
         self._random = random
+        self._refused = refused
         self._bounds = validate.Bounds(config.max_n, config.max_logprobs, config.max_stop)
+        self._trace_ratio = 1.0 if config.trace_ratio is None else config.trace_ratio
 
     @property
     def clock(self) -> Clock:
@@ -88,6 +94,15 @@ class Inference:
         """Raises Draining where the proxy takes nothing new."""
         self._admission.check_open()
 
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Around what a face does until it has a job: an error there is a refusal, and counted as one."""
+        try:
+            yield
+        except PdserveError as error:
+            self._refused(error)
+            raise
+
     async def prepare(self, ask: Ask, received_ns: int) -> Job:
         """Validates and tokenises; nothing is held yet. `received_ns`: when the first byte was there.
 
@@ -97,6 +112,9 @@ class Inference:
             DeadlinePassed: tokenising took longer than the client waits.
         """
         now = self._clock.monotonic()
+        request_id = ask.request_id or self.new_request_id()
+        context = trace.accept(ask.traceparent, self._random, self._trace_ratio)
+        about(request_id=request_id, trace_id=context.trace_id)
         self._admission.check_room()
         model = validate.resolve_model(ask.model, self._registry.models())
         validate.check_ask(ask, self._bounds)
@@ -111,8 +129,8 @@ class Inference:
         if self._clock.monotonic() >= deadline:
             raise DeadlinePassed("the request's deadline passed before it could be dispatched")
         return Job(
-            request_id=ask.request_id or self.new_request_id(),
-            trace=trace.accept(ask.traceparent, self._random),
+            request_id=request_id,
+            trace=context,
             model=model,
             prompt=prompt,
             sampling=sampling,
@@ -121,6 +139,7 @@ class Inference:
             on_failure=ask.on_failure or self._config.on_failure,
             deadline=deadline,
             points={Point.RECEIVED: received_ns, Point.TOKENIZED: self._clock.monotonic_ns()},
+            chat=isinstance(ask.prompt, Chat),
         )
 
     def run(self, job: Job) -> AsyncGenerator[Event, None]:

@@ -25,6 +25,8 @@ class Job:
     """Monotonic seconds."""
     points: dict[int, int]
     """Nanoseconds by Point."""
+    chat: bool = False
+    """A conversation; else a plain completion."""
     attempt: Attempt | None = None
     ended_by: PdserveError | None = None
     """Why it was ended from outside; None while it was not."""

@@ -13,6 +13,7 @@ was not stamped belongs to nobody and is `unattributed`.
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pdserve.proxy.types import Stamps, Timings
 
@@ -72,30 +73,52 @@ def chain(*, handed_over: bool, retried: bool) -> Chain:
     return (*_HEAD, *(_RETRY if retried else ()), *(_HANDED_OVER if handed_over else _ALONE), *_TAIL)
 
 
-def split(points: Mapping[int, int], path: Chain, ended_ns: int) -> Timings:
-    """The parts of a request whose `points` (nanoseconds of one clock) hold RECEIVED and
-    FIRST_BYTE_WRITTEN, and which ended at `ended_ns`.
+def tail(*, handed_over: bool) -> Chain:
+    """The points that one attempt passes after its legs are opened."""
+    return (*(_HANDED_OVER if handed_over else _ALONE), *_TAIL)
 
-    A point that another host's clock puts after the first byte counts as being there.
-    """
-    received, written = points[Point.RECEIVED], points[Point.FIRST_BYTE_WRITTEN]
-    latest = received
+
+HEAD: Chain = _HEAD
+"""The points before the first attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """From the latest point so far to this one."""
+
+    part: str
+    """Empty: a point between was not stamped, so that it belongs to nobody."""
+    start_ns: int
+    end_ns: int
+    """Of an interval that something longer hides: its start."""
+
+
+def intervals(points: Mapping[int, int], path: Chain, start_ns: int, end_ns: int) -> list[Interval]:
+    """What the stamped points of `path` cut out of the time from `start_ns` to `end_ns`, in order. A
+    point that another host's clock puts outside counts as being at the edge."""
+    latest = start_ns
     explained = True
-    parts: dict[str, float] = {}
-    unattributed = 0
+    found: list[Interval] = []
     for point, name in path:
         at = points.get(point)
         if at is None:
             explained = False
             continue
-        at = min(at, written)
-        span = max(0, at - latest)
-        if explained:
-            parts[name] = span / 1e9
-        else:
-            unattributed += span
+        at = max(latest, min(at, end_ns))
+        found.append(Interval(name if explained else "", latest, at))
         explained = True
-        latest = max(latest, at)
+        latest = at
+    return found
+
+
+def split(points: Mapping[int, int], path: Chain, ended_ns: int) -> Timings:
+    """The parts of a request whose `points` (nanoseconds of one clock) hold RECEIVED and
+    FIRST_BYTE_WRITTEN, and which ended at `ended_ns`.
+    """
+    received, written = points[Point.RECEIVED], points[Point.FIRST_BYTE_WRITTEN]
+    cut = intervals(points, path, received, written)
+    parts = {interval.part: (interval.end_ns - interval.start_ns) / 1e9 for interval in cut if interval.part}
+    unattributed = sum(interval.end_ns - interval.start_ns for interval in cut if not interval.part)
     return Timings(
         ttft=(written - received) / 1e9,
         parts=parts,
@@ -104,14 +127,30 @@ def split(points: Mapping[int, int], path: Chain, ended_ns: int) -> Timings:
     )
 
 
-def align(stamps: Stamps, boot_id: str, sent_ns: int, received_ns: int) -> dict[int, int]:
-    """A peer's stamps on our clock.
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """How a peer's clock stands to ours."""
 
-    Equal boot ids share the clock. Another host's clock is set so that the way there, from `sent_ns`
-    to its first stamp, and the way back, from its last stamp to `received_ns`, take equally long.
-    """
+    offset_ns: int = 0
+    """To be taken off its stamps."""
+    uncertainty_ns: int = 0
+    """Either way; 0: it is the same clock."""
+
+
+SAME_CLOCK = Skew()
+
+
+def skew(stamps: Stamps, boot_id: str, sent_ns: int, received_ns: int) -> Skew:
+    """Equal boot ids share the clock. Another host's clock is set so that the way there, from `sent_ns`
+    to its first stamp, and the way back, from its last stamp to `received_ns`, take equally long."""
     if not stamps.at or stamps.boot_id == boot_id:
-        return dict(stamps.at)
+        return SAME_CLOCK
     first, last = min(stamps.at.values()), max(stamps.at.values())
-    offset = ((first - sent_ns) + (last - received_ns)) // 2
+    ways = (received_ns - sent_ns) - (last - first)
+    return Skew(((first - sent_ns) + (last - received_ns)) // 2, max(0, ways) // 2)
+
+
+def align(stamps: Stamps, boot_id: str, sent_ns: int, received_ns: int) -> dict[int, int]:
+    """A peer's stamps on our clock; see `skew`."""
+    offset = skew(stamps, boot_id, sent_ns, received_ns).offset_ns
     return {point: at - offset for point, at in stamps.at.items()}

@@ -64,7 +64,8 @@ class InferenceService(serving_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[serving_pb2.GenerateResponse]:
         """See serving.proto."""
         received = self._inference.clock.monotonic_ns()
-        job = await self._inference.prepare(ask_from_wire(request, context), received)
+        with self._inference.taking():
+            job = await self._inference.prepare(ask_from_wire(request, context), received)
         # gRPC may drop this generator without closing it: the end of the call is the sure sign.
         call: Any = context  # types-grpcio wants a class of its own for the callback
         call.add_done_callback(lambda _: job.cancel())

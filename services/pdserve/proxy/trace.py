@@ -1,10 +1,11 @@
-"""W3C trace context: which trace a request belongs to, and what is told to the legs. Pure."""
+"""Which trace a request belongs to, the ids of its spans, and what is told to the legs. Pure."""
 
-import re
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-_TRACEPARENT = re.compile(r"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$")
+from pdserve.runtime.telemetry import traceparent
+from pdserve.runtime.telemetry.traceparent import Traceparent
 
 RandomBytes = Callable[[int], bytes]
 """That many random bytes."""
@@ -21,21 +22,39 @@ class TraceContext:
     parent_id: str
     """The caller's span; empty: we are the root."""
     sampled: bool
+    """As the caller decided; of a new trace, as its id did."""
 
     @property
     def traceparent(self) -> str:
-        """The header that makes a callee's span a child of ours."""
-        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+        """The header that makes a callee's span a child of the request's own."""
+        return Traceparent(self.trace_id, self.span_id, self.sampled).header()
+
+    def child_id(self, *what: str) -> str:
+        """The id of a span below the request's own: always the same for the same words, another one in
+        every other request."""
+        return hashlib.blake2b("\0".join((self.trace_id, self.span_id, *what)).encode(), digest_size=8).hexdigest()
+
+    def attempt_id(self, number: int) -> str:
+        """The span of an attempt, from 1, which is the parent of whatever its engines trace themselves."""
+        return self.child_id("attempt", str(number))
+
+    def below(self, span_id: str) -> str:
+        """The header that makes a callee's span a child of that one."""
+        return replace(self, span_id=span_id).traceparent
 
 
-def accept(header: str, random: RandomBytes) -> TraceContext:
+def accept(header: str, random: RandomBytes, ratio: float = 1.0) -> TraceContext:
     """Joins the trace of a `traceparent` header. A header that breaks the standard starts a new
-    trace, as the standard says."""
-    found = _TRACEPARENT.match(header.strip()) if header else None
+    trace, as the standard says, of which `ratio` are sampled."""
+    caller = traceparent.parse(header) if header else None
     span_id = random(8).hex()
-    if found:
-        version, trace_id, parent_id, flags, rest = found.groups()
-        whole = version != "ff" and not (version == "00" and rest)
-        if whole and trace_id.strip("0") and parent_id.strip("0"):
-            return TraceContext(trace_id, span_id, parent_id, bool(int(flags, 16) & 1))
-    return TraceContext(random(16).hex(), span_id, "", True)
+    if caller is not None:
+        return TraceContext(caller.trace_id, span_id, caller.span_id, caller.sampled)
+    trace_id = random(16).hex()
+    return TraceContext(trace_id, span_id, "", in_share(trace_id, ratio))
+
+
+def in_share(trace_id: str, ratio: float) -> bool:
+    """Whether a trace is among that share of all: the same answer in every process, since the id is
+    random in its last 64 bits."""
+    return int(trace_id[16:], 16) < round(ratio * 2**64)

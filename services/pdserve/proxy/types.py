@@ -161,6 +161,7 @@ class TransferFacts:
     overlapped_bytes: int = 0
     offered_ns: int = 0
     accepted_ns: int = 0
+    last_byte_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

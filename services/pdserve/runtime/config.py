@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -80,6 +81,30 @@ def check_bind(host: str, key: ClusterKey, *, insecure: bool) -> None:
         raise ConfigError(
             f"binding {host} opens this service to the network: give --cluster-key-file, or --insecure to do it without"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Where a service that has no other HTTP port serves GET /metrics."""
+
+    port: int | None = None
+    """TCP port of GET /metrics, for Prometheus; 0 takes a free one, which the log says; without it none is opened."""
+    host: str = "127.0.0.1"
+    """Address to bind for it."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a port that cannot be."""
+        if self.port is not None and not 0 <= self.port < 65536:
+            raise ConfigError(f"metrics port {self.port} is not in 0..65535")
+
+    def check(self, key: ClusterKey, *, insecure: bool = False) -> None:
+        """Raises ConfigError where it would open an unprotected port to the network; see check_bind."""
+        if self.port is not None:
+            check_bind(self.host, key, insecure=insecure)
+
+
+NO_METRICS: Final = MetricsConfig()
+"""No port is opened for metrics."""
 
 
 def check_socket_path(path: Path | str) -> None:

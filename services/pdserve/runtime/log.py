@@ -56,6 +56,13 @@ def setup(
     )
 
 
+def about(**ids: str | bytes) -> None:
+    """From now on every line of this task, and of tasks that it starts, says what it is about: request_id,
+    trace_id, transfer_id. What it said before is forgotten; empty ids are left out."""
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**{name: value for name, value in ids.items() if value})
+
+
 def withhold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Takes out what must not be logged, and makes ids readable: bytes become hexadecimal."""
     for name, value in event.items():

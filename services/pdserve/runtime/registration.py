@@ -79,6 +79,11 @@ class Registration:
             self.close()
             raise ConfigError(f"--proxy {proxy}: {error}") from error
 
+    @property
+    def unanswered(self) -> int:
+        """Beats since the proxy's last answer, the one that may be on its way too."""
+        return self._unanswered
+
     async def run(self) -> None:
         """Beats and reads answers until it is cancelled.
 

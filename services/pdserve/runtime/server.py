@@ -25,10 +25,23 @@ log = structlog.get_logger(__name__)
 class Server:
     """One grpc.aio server. Add servicers to `grpc`, then bind, start, and close with `stop`."""
 
-    def __init__(self, services: Sequence[str]) -> None:
-        """`services`: full names of what will be added, as `pdserve.api.kvd.v1.Kvd`."""
+    def __init__(
+        self, services: Sequence[str], *, max_message: int | None = None, max_calls: int | None = None
+    ) -> None:
+        """`services`: full names of what will be added, as `pdserve.api.kvd.v1.Kvd`.
+
+        A request of more than `max_message` bytes, and one beside `max_calls` others, gets RESOURCE_EXHAUSTED from
+        gRPC itself, before it is here.
+        """
         self._services = tuple(services)
-        self.grpc = grpc.aio.server(options=list(SERVER_OPTIONS), interceptors=[ErrorInterceptor(_unexpected)])
+        options = dict(SERVER_OPTIONS)
+        if max_message is not None:
+            options["grpc.max_receive_message_length"] = max_message
+        self.grpc = grpc.aio.server(
+            options=list(options.items()),
+            interceptors=[ErrorInterceptor(_unexpected)],
+            maximum_concurrent_rpcs=max_calls,
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)

@@ -47,6 +47,7 @@ FACTS = Facts(
     overlapped_bytes=50,
     offered_ns=10,
     accepted_ns=15,
+    last_byte_ns=25,
 )
 
 

@@ -112,8 +112,8 @@ def test_an_end_in_the_log_says_what_matters() -> None:
 def test_facts_add_up() -> None:
     """Bytes add, the span grows; a consumer that needed nothing does not spoil it."""
     some = Facts(10, 2, 4, 1, 7, "shm", first_post_ns=20, landed_ns=30, overlapped_bytes=5, offered_ns=9, accepted_ns=8)
-    later = replace(some, first_post_ns=25, landed_ns=40)
+    later = replace(some, first_post_ns=25, landed_ns=40, last_byte_ns=35)
     nothing = Facts(layers=4, ranks=1, accepted_ns=11)
     total = ends.sum_facts([nothing, some, later])
-    assert total == Facts(20, 4, 4, 1, 14, "shm", 20, 40, 10, 9, 11)
+    assert total == Facts(20, 4, 4, 1, 14, "shm", 20, 40, 10, 9, 11, 35)
     assert ends.sum_facts([]) is None

@@ -163,6 +163,21 @@ def test_write_follows_the_layers(driver: CoreDriver) -> None:
     assert driver.ends["C", "c"].facts.kv_bytes == 4 * 64
 
 
+def test_the_last_byte_may_be_before_the_end(driver: CoreDriver) -> None:
+    """The consumer's end waits for the offer; its facts say when the bytes were there."""
+    driver.begin("P", "p", T)
+    driver.accept("C", "c", T, (5,), "P", mode=Mode.WRITE)
+    driver.step("P", 1, Chunk("p", 0, 0, (3,), 1), layers=(0, 1))
+    driver.now += 1
+    driver.finish_all()
+    assert not driver.ends
+    driver.now += 2
+    driver.offer("P", "p", T, (3,), mode=Mode.WRITE)
+    facts = driver.ends["C", "c"].facts
+    assert facts.overlapped_bytes == facts.kv_bytes
+    assert (facts.first_post_ns, facts.last_byte_ns, facts.landed_ns) == (100 * 10**9, 101 * 10**9, 103 * 10**9)
+
+
 def test_write_posts_what_is_ready_when_the_consumer_comes_last(driver: CoreDriver) -> None:
     """Layers that were ready before the accept go as soon as it is there, equal ranges together."""
     driver.begin("P", "p", T)

@@ -473,11 +473,12 @@ async def test_where_nobody_is_left_the_failure_itself_is_said() -> None:
 
 
 async def test_the_deadline_goes_with_the_legs() -> None:
-    """Each leg gets what is left of the request's time."""
+    """Each leg gets what is left of the request's time, and the attempt's span for a parent."""
     rig = Rig()
-    run = rig.start(rig.job(deadline=time.monotonic() + 30))
+    job = rig.job(deadline=time.monotonic() + 30)
+    run = rig.start(job)
     prefill = await rig.legs.nth_prefill(0)
     assert 29 < prefill.timeout <= 30
-    assert prefill.traceparent == f"00-{'1' * 32}-{'2' * 16}-01"
+    assert prefill.traceparent == f"00-{'1' * 32}-{job.trace.attempt_id(1)}-01"
     await run.cancel()
     await rig.nothing_is_held()

@@ -153,6 +153,7 @@ def _end(end: kvd_pb2.End) -> End:
             overlapped_bytes=facts.overlapped_bytes,
             offered_ns=facts.offered_ns,
             accepted_ns=facts.accepted_ns,
+            last_byte_ns=facts.last_byte_ns,
         ),
         producer=end.producer,
         consumer=end.consumer,

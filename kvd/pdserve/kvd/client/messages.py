@@ -157,6 +157,7 @@ class Facts:
     overlapped_bytes: int = 0
     offered_ns: int = 0
     accepted_ns: int = 0
+    last_byte_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 transfers up, and says that it still has the requests which it watches."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -10,7 +11,10 @@ from pdserve.kvd.client.aio import AsyncAttachment
 from pdserve.kvd.client.config import AttachConfig
 from pdserve.kvd.client.messages import Cancel, End, Hello, Outcome, Participant, Renew, Welcome
 from pdserve.rpc.errors import DeadlinePassed, KvdUnavailable, PdserveError, TransferUsed
+from pdserve.runtime.telemetry.tally import known_reason
 
+LEFT = "left"
+"""What an end that nobody waited for counts as."""
 _SOONEST_S = 0.01
 _Key = tuple[bytes, int | None]
 
@@ -46,10 +50,12 @@ class Watch:
         """Stops watching (and renewing). Safe twice; cancels nothing."""
         self._host.forget(self)
 
-    def deliver(self, end: End) -> None:
-        """For the host: the end has come; the first one counts."""
-        if not self._end.done():
-            self._end.set_result(end)
+    def deliver(self, end: End) -> bool:
+        """For the host: the end has come; whether it is the first, which counts."""
+        if self._end.done():
+            return False
+        self._end.set_result(end)
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +80,8 @@ class HandoffHost:
         self._attachment = AsyncAttachment(socket, hello, on_end=self._ended, on_lost=self._lost, config=config)
         self._watches: dict[_Key, Watch] = {}
         self._renewer: asyncio.Task[None] | None = None
+        self.ended: Counter[tuple[str, str, str]] = Counter()
+        """How the ends that were watched ended: (producer or consumer, outcome or "left", reason)."""
 
     async def start(self, timeout: float = 10.0) -> Welcome:
         """Attaches and starts to renew leases.
@@ -128,6 +136,8 @@ class HandoffHost:
         key = (watch.transfer_id, watch.consumer)
         if self._watches.get(key) is watch:
             del self._watches[key]
+            if watch.result is None:
+                self._count(watch, LEFT, "")
 
     async def aclose(self) -> None:
         """Detaches; open watches end with KVD_UNAVAILABLE. Safe twice."""
@@ -141,21 +151,28 @@ class HandoffHost:
     def _ended(self, end: End) -> None:
         watch = self._watches.get((end.transfer_id, None if end.producer else end.consumer))
         if watch is not None:
-            watch.deliver(end)
+            self._deliver(watch, end)
 
     def _lost(self, error: PdserveError) -> None:
         for watch in list(self._watches.values()):
-            watch.deliver(
-                End(
-                    handle="",
-                    transfer_id=watch.transfer_id,
-                    outcome=Outcome.FAILED,
-                    reason=error.reason,
-                    detail=error.message,
-                    producer=watch.consumer is None,
-                    consumer=watch.consumer or 0,
-                )
+            end = End(
+                handle="",
+                transfer_id=watch.transfer_id,
+                outcome=Outcome.FAILED,
+                reason=error.reason,
+                detail=error.message,
+                producer=watch.consumer is None,
+                consumer=watch.consumer or 0,
             )
+            self._deliver(watch, end)
+
+    def _deliver(self, watch: Watch, end: End) -> None:
+        if watch.deliver(end):
+            self._count(watch, end.outcome.value, end.reason)
+
+    def _count(self, watch: Watch, outcome: str, reason: str) -> None:
+        # A reason that somebody made up must not grow the table.
+        self.ended["producer" if watch.consumer is None else "consumer", outcome, known_reason(reason)] += 1
 
     async def _renew(self) -> None:
         while True:

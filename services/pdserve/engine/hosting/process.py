@@ -20,6 +20,7 @@ from pdserve.engine.hosting import factory
 from pdserve.engine.hosting.announcing import Announcer
 from pdserve.engine.hosting.factory import EngineChoice, EngineConfig
 from pdserve.engine.hosting.handoff_host import HandoffHost
+from pdserve.engine.hosting.metrics import readings
 from pdserve.engine.hosting.peers import Peers
 from pdserve.engine.hosting.program import Parts, Plan, Program, read
 from pdserve.engine.port import Engine
@@ -34,6 +35,8 @@ from pdserve.runtime.lifecycle import Shutdown, Tasks, serve_until_shutdown
 from pdserve.runtime.registration import Registration
 from pdserve.runtime.server import Server
 from pdserve.runtime.signing import Signer
+from pdserve.runtime.telemetry.metrics import Metrics
+from pdserve.runtime.telemetry.serve import MetricsServer
 
 S = TypeVar("S")
 Build = Callable[[EngineChoice], Awaitable[Engine]]
@@ -89,6 +92,7 @@ async def serve(
     host, clock = plan.host, Clock()
     key = load_cluster_key(host.cluster_key_file)
     check_bind(host.host, key, insecure=host.insecure)
+    host.metrics.check(key, insecure=host.insecure)
     signer = Signer(key.secret)
     said.info("starting", engine=plan.engine.config.engine.value, role=plan.role)
     async with AsyncExitStack() as stack:
@@ -96,7 +100,8 @@ async def serve(
         stack.push_async_callback(engine.aclose)
         handoffs = await _attach(stack, plan.engine.config, engine)
         peers = Peers(engine.info, _kvd_address(plan.engine.config), signer)
-        parts = Parts(engine, handoffs, peers, Calls(), clock, Server([program.service]))
+        metrics = Metrics(program.name, program.metrics)
+        parts = Parts(engine, handoffs, peers, Calls(), clock, Server([program.service]), metrics, plan.role)
         program.add(parts, plan.service)
         port = parts.server.bind(host.host, host.port)
         stack.push_async_callback(parts.server.stop, _LAST_WORDS)
@@ -108,8 +113,16 @@ async def serve(
         registration = _register(plan, parts, signer, port)
         if registration is not None:
             stack.callback(registration.close)
+        metrics.read(lambda: readings(parts, handoffs, registration))
+        shown = ""
+        if host.metrics.port is not None:
+            metrics_server = MetricsServer(metrics)
+            stack.push_async_callback(metrics_server.aclose)
+            shown = await metrics_server.start(host.metrics)
+        if registration is not None:
             tasks.start("registration", registration.run())
         if shutdown is None:
+            metrics.with_process()  # it is ours alone
             shutdown = Shutdown()
             shutdown.on_signals()
         await parts.server.serving(True)
@@ -120,6 +133,7 @@ async def serve(
             role=plan.role,
             model=engine.info.model,
             kvd=handoffs is not None,
+            metrics=shown,
         )
 
         async def drain() -> None:

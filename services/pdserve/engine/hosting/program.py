@@ -16,9 +16,11 @@ from pdserve.runtime import flags, log
 from pdserve.runtime.beats import Role
 from pdserve.runtime.calls import Calls
 from pdserve.runtime.clock import Clock
-from pdserve.runtime.config import split_address
+from pdserve.runtime.config import NO_METRICS, MetricsConfig, split_address
 from pdserve.runtime.registration import RegistrationConfig
 from pdserve.runtime.server import Server
+from pdserve.runtime.telemetry.catalogue import Metric
+from pdserve.runtime.telemetry.metrics import Metrics
 
 S = TypeVar("S")
 
@@ -41,6 +43,8 @@ class HostConfig:
     """File with the key that every member of the cluster has."""
     insecure: bool = False
     """Bind more than loopback without a cluster key."""
+    metrics: MetricsConfig = NO_METRICS
+    """Where Prometheus may ask."""
     drain_seconds: float = 30.0
     """Longest wait for open requests after the first signal, seconds."""
     locator_seconds: float = 600.0
@@ -69,6 +73,9 @@ class Parts:
     calls: Calls
     clock: Clock
     server: Server
+    metrics: Metrics
+    role: Role
+    """As it is advertised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,9 @@ class Program(Generic[S]):
     settings: type[S]
     """Config of the service itself."""
     add: Callable[[Parts, S], None]
-    """Adds the servicer to `parts.server`."""
+    """Adds the servicer to `parts.server`, and what it can tell to `parts.metrics`."""
+    metrics: Sequence[Metric]
+    """All that it may show."""
 
 
 @dataclass(frozen=True, slots=True)

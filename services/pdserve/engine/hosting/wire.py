@@ -91,6 +91,7 @@ def facts(values: Facts) -> common_pb2.TransferFacts:
         overlapped_bytes=values.overlapped_bytes,
         offered_ns=values.offered_ns,
         accepted_ns=values.accepted_ns,
+        last_byte_ns=values.last_byte_ns,
     )
 
 

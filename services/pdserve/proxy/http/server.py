@@ -13,6 +13,8 @@ from pdserve.proxy.inference import Inference
 from pdserve.proxy.job import Job
 from pdserve.proxy.types import Delta, Finished
 from pdserve.rpc.errors import ConfigError, InvalidRequest, NoEngines, PdserveError
+from pdserve.runtime.telemetry import serve
+from pdserve.runtime.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -21,15 +23,17 @@ Decode = Callable[[bytes, str, str], bodies.Asked]
 
 
 class HttpServer:
-    """Serves the OpenAI API on one port."""
+    """Serves the OpenAI API, and the metrics, on one port."""
 
-    def __init__(self, inference: Inference, max_body: int) -> None:
+    def __init__(self, inference: Inference, metrics: Metrics, max_body: int) -> None:
         self._inference = inference
+        self._metrics = metrics
         app = web.Application(middlewares=[_typed_errors], client_max_size=max_body)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
+        app.router.add_get(serve.PATH, self._show_metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
@@ -61,8 +65,10 @@ class HttpServer:
         request_id = headers.get("X-Request-Id", "") or self._inference.new_request_id()
         if request_id.isprintable() and len(request_id) <= 128:
             request[REQUEST_ID] = request_id
-        asked = decode(await request.read(), request_id, headers.get("traceparent", ""))
-        job = await self._inference.prepare(asked.ask, received)
+        body = await request.read()
+        with self._inference.taking():
+            asked = decode(body, request_id, headers.get("traceparent", ""))
+            job = await self._inference.prepare(asked.ask, received)
         created = int(self._inference.clock.unix())
         answer = Answer(shape(), job.request_id, job.trace.trace_id, job.model, created)
         if asked.stream:
@@ -134,6 +140,9 @@ class HttpServer:
         if not models:
             raise NoEngines("no engine can be routed to")
         return _json({"status": "ok", "models": models})
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return serve.answer(self._metrics)
 
 
 def _end(answer: Answer, held: Json | None, done: Finished, *, include_usage: bool) -> bytes:

@@ -399,6 +399,7 @@ class TransferFacts(google.protobuf.message.Message):
     OVERLAPPED_BYTES_FIELD_NUMBER: builtins.int
     OFFERED_NS_FIELD_NUMBER: builtins.int
     ACCEPTED_NS_FIELD_NUMBER: builtins.int
+    LAST_BYTE_NS_FIELD_NUMBER: builtins.int
     kv_bytes: builtins.int
     """Bytes that landed at the consumer, over all layers and ranks."""
     blocks: builtins.int
@@ -414,12 +415,18 @@ class TransferFacts(google.protobuf.message.Message):
     first_post_ns: builtins.int
     """Monotonic nanoseconds of kvd's host: first operation posted."""
     landed_ns: builtins.int
-    """Monotonic nanoseconds of kvd's host: last byte landed on all ranks."""
+    """Monotonic nanoseconds of kvd's host: the consumer's end, which waits for the last byte on all
+    ranks and for the producer's offer.
+    """
     overlapped_bytes: builtins.int
     """Bytes that had landed before the producer's offer (WRITE overlap)."""
     offered_ns: builtins.int
     """Monotonic nanoseconds, stamped by the connectors: blocks offered, and blocks reserved."""
     accepted_ns: builtins.int
+    last_byte_ns: builtins.int
+    """Monotonic nanoseconds of kvd's host: the last byte was in place; before landed_ns where the offer
+    came later (WRITE).
+    """
     def __init__(
         self,
         *,
@@ -434,8 +441,9 @@ class TransferFacts(google.protobuf.message.Message):
         overlapped_bytes: builtins.int = ...,
         offered_ns: builtins.int = ...,
         accepted_ns: builtins.int = ...,
+        last_byte_ns: builtins.int = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["accepted_ns", b"accepted_ns", "blocks", b"blocks", "copy_ns", b"copy_ns", "first_post_ns", b"first_post_ns", "kv_bytes", b"kv_bytes", "landed_ns", b"landed_ns", "layers", b"layers", "offered_ns", b"offered_ns", "overlapped_bytes", b"overlapped_bytes", "ranks", b"ranks", "transport", b"transport"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["accepted_ns", b"accepted_ns", "blocks", b"blocks", "copy_ns", b"copy_ns", "first_post_ns", b"first_post_ns", "kv_bytes", b"kv_bytes", "landed_ns", b"landed_ns", "last_byte_ns", b"last_byte_ns", "layers", b"layers", "offered_ns", b"offered_ns", "overlapped_bytes", b"overlapped_bytes", "ranks", b"ranks", "transport", b"transport"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___TransferFacts: typing_extensions.TypeAlias = TransferFacts

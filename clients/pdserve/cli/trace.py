@@ -1,0 +1,131 @@
+"""`pdserve trace`: one request's way to its first token as a waterfall in the terminal, or a list of the last ones."""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from pdserve.cli import options
+from pdserve.rpc.errors import ConfigError, DeadlinePassed, InvalidRequest, Unavailable
+
+Json = dict[str, Any]
+_INSTEAD = "name a trace store with --traces URL"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds which request, and which trace store to ask."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("id", nargs="?", help="of the request, or of the trace, or how the trace's begins")
+    which.add_argument(
+        "--last", nargs="?", type=options.count, const=0, metavar="N", help="the newest request; with N, a list"
+    )
+    parser.add_argument("--whole", action="store_true", help="bars up to the last token, not only to the first")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--traces", metavar="URL", help="of a trace store, as http://127.0.0.1:16686; default: what runs"
+    )
+    where.add_argument("--state-dir", type=Path, metavar="FOLDER", help="of the `pdserve up` to ask about")
+    parser.add_argument("--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds; default 10")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Asks and prints."""
+    from pdserve.cli import waterfall
+
+    store = TraceStore(_address(args), args.timeout)
+    style = waterfall.Style.of(sys.stdout, shutil.get_terminal_size().columns)
+    if args.last:
+        found = store.requests(limit=args.last)
+        print(json.dumps(found, indent=2) if args.json else waterfall.listing(found))
+        return 0
+    trace = store.get(f"trace/{_trace_id(store, args.id)}", "spans")
+    if args.json:
+        print(json.dumps(trace, indent=2))
+    else:
+        print("\n".join(waterfall.picture(trace, style, whole=args.whole)))
+    return 0
+
+
+def _address(args: argparse.Namespace) -> str:
+    if args.traces:
+        return str(args.traces).rstrip("/")
+    from pdserve.cli import deployment
+
+    address = deployment.find(args.state_dir, _INSTEAD).traces
+    if not address:
+        raise ConfigError(f"this deployment keeps no traces (--no-traces): {_INSTEAD}")
+    return address
+
+
+def _trace_id(store: "TraceStore", wanted: str | None) -> str:
+    """The trace of the request that is meant; the newest one's if none is named."""
+    found = store.requests(limit=2, **({"id": wanted} if wanted else {}))
+    if not found:
+        raise InvalidRequest(f"no request {wanted!r} is in the trace store" if wanted else "no request has been traced")
+    traces = {row["trace_id"] for row in found}
+    if wanted and len(traces) > 1 and wanted not in traces:
+        raise InvalidRequest(f"{wanted!r} may be {' or '.join(sorted(traces))}: say more of it")
+    return str(wanted if wanted in traces else found[0]["trace_id"])
+
+
+class TraceStore:
+    """A trace store's own API."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(f"{address!r} is no address of a trace store, as http://127.0.0.1:16686")
+        self._address = address
+        self._timeout = timeout
+
+    def requests(self, **query: Any) -> list[Json]:
+        """The newest requests.
+
+        Raises:
+            PdserveError: as `get`.
+        """
+        from urllib.parse import urlencode
+
+        found: list[Json] = self.get(f"requests?{urlencode(query)}", "requests")["requests"]
+        return found
+
+    def get(self, what: str, wants: str) -> Json:
+        """One answer, which must have the field `wants`.
+
+        Raises:
+            Unavailable: nobody answers there, or somebody else.
+            InvalidRequest: it refuses.
+            DeadlinePassed: it does not answer in time.
+        """
+        from urllib.error import HTTPError
+        from urllib.request import ProxyHandler, build_opener
+
+        url = f"{self._address}/api/pdserve/{what}"
+        try:
+            # The store is on this machine or named by the user: no proxy of the environment is in between.
+            with build_opener(ProxyHandler({})).open(url, timeout=self._timeout) as answer:
+                body = json.load(answer)
+        except HTTPError as error:
+            raise InvalidRequest(f"{url}: {_said(error.read(4096)) or error.reason}") from error
+        except TimeoutError as error:
+            raise DeadlinePassed(f"{url} has not answered within {self._timeout:g} s") from error
+        except OSError as error:  # URLError too
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise DeadlinePassed(f"{url} has not answered within {self._timeout:g} s") from error
+            raise Unavailable(f"no trace store answers at {self._address}: {reason}") from error
+        except ValueError as error:
+            raise Unavailable(f"what answers at {self._address} is no trace store of pdserve") from error
+        if not isinstance(body, dict) or wants not in body:
+            raise Unavailable(f"what answers at {self._address} is no trace store of pdserve")
+        return body
+
+
+def _said(body: bytes) -> str:
+    """The reason in an error's body; empty where there is none."""
+    try:
+        return str(json.loads(body)["errors"][0]["msg"])
+    except (ValueError, LookupError, TypeError):
+        return ""

@@ -1,0 +1,318 @@
+"""The waterfall in the terminal: what stands where, that its numbers sum, and that nothing in a trace is obeyed."""
+
+import http.server
+import json
+import os
+import random
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.cli import deployment, traces, up
+from pdserve.cli.__main__ import main
+from pdserve.cli.board import Board
+from pdserve.cli.fleet import Fleet
+from pdserve.cli.plan import Ports, Spec, make_plan
+from pdserve.cli.waterfall import Style, listing, picture, whole_microseconds
+from pdserve.traces import answers, otlp, requests
+from tests.unit.cli.fakes import WAIT, fake_plan
+from tests.unit.traces import made
+
+PLAIN = Style(width=100, blocks=False)
+
+
+def told(trace: made.Made) -> dict[str, Any]:
+    """What the trace store says of it."""
+    spans = otlp.decode(trace.export()).spans
+    rows = [row for span in spans if (row := requests.of(span)) is not None]
+    body: dict[str, Any] = json.loads(json.dumps(answers.trace(trace.hex, rows, spans)))
+    return body
+
+
+def bars(lines: list[str]) -> dict[str, str]:
+    """Bars by the name before them."""
+    found = [re.match(r" *(\S+) +\|(.*)\| +[\d.]+ ms", line) for line in lines]
+    return {one[1]: one[2] for one in found if one}
+
+
+def table(lines: list[str]) -> dict[str, float]:
+    """Milliseconds by part."""
+    begin = next(n for n, line in enumerate(lines) if line.startswith("part "))
+    found = [re.match(r"(.+?)  +([\d.]+)( |$)", line) for line in lines[begin + 2 :]]
+    return {one[1]: float(one[2]) for one in found if one}
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_a_request_explains_itself(mode: str) -> None:
+    """Header, one line a span, and the parts by the names that people look for, in milliseconds to the microsecond."""
+    lines = picture(told(made.request(1, mode)), PLAIN)
+    head = "\n".join(lines[:4])
+    assert "request cmpl-1" in head
+    assert made.Made(1).hex in head
+    assert f"{mode.upper()} over shm, KV 1.0 MiB, 64 tokens in, 16 out, m" in head
+    chain = made.READ if mode == "read" else made.WRITE
+    ttft = made.total(chain) / 1e6
+    assert f"TTFT {ttft:.3f} ms, {ttft + 100.002:.3f} ms in all" in head
+    assert set(bars(lines)) >= {"request", "attempt", "kvd.copy", "decode.stream", *(name for name, *_ in chain)}
+    parts = table(lines)
+    given = {name: ms for name, _, ms in (*made.HEAD, *chain)}
+    assert parts["proxy serialization"] == given["proxy.serialization"]
+    assert parts["RDMA wait (kv.wait)"] == given["kv.wait"]
+    assert parts["unattributed"] == 0.0
+    total = parts.pop("TTFT")
+    assert round(sum(parts.values()) * 1000) == round(total * 1000) == round(ttft * 1000)
+    assert all(len(line) <= PLAIN.width for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_bars_are_to_scale() -> None:
+    """Up to the first token each bar begins and ends where its span does, within a character; what goes on after it is
+    cut with >. With --whole the same spans share the time up to the last token."""
+    trace = told(made.request(1))
+    found = bars(picture(trace, PLAIN))
+    width = len(found["request"])
+    scale = width / (made.total(made.READ) / 1000)
+    for span in trace["spans"]:
+        name = span["name"].removeprefix("pdserve.")
+        begin, drawn = (span["start_us"] - made.START / 1000) * scale, found[name]
+        if name == "decode.stream":
+            continue  # it begins where the picture ends
+        assert abs(len(drawn) - len(drawn.lstrip()) - begin) <= 1, name
+        if name != "request":
+            assert abs(len(drawn.strip()) - max(1.0, span["duration_us"] * scale)) <= 1.5, name
+    assert found["request"] == "#" * (width - 1) + ">"
+    assert found["decode.stream"].endswith(">")
+    whole = bars(picture(trace, PLAIN, whole=True))
+    assert whole["request"] == "#" * width
+    assert len(whole["attempt"].strip()) < width / 3
+
+
+def test_what_is_beside_the_critical_path_is_drawn_thin() -> None:
+    """WRITE's push lies below prefill's forward and hides behind nothing; a span that nobody waits for is thin."""
+    trace = told(made.request(1, "write"))
+    for span in trace["spans"]:
+        span["critical"] = span["name"] != "pdserve.kvd.push"
+    found = bars(picture(trace, PLAIN))
+    assert set(found["kvd.push"].strip()) == {"-"}
+    assert set(found["prefill.forward"].strip()) == {"#"}
+
+
+def test_a_failed_request_shows_the_cause() -> None:
+    """What the client got in the header, what each attempt failed with below its bar; no parts, because none add up."""
+    lines = picture(told(made.failed(1, cause="no pair is left")), PLAIN)
+    assert "failed: NO_ENGINES: no pair is left" in lines
+    assert any("no first token" in line for line in lines)
+    attempt = next(n for n, line in enumerate(lines) if line.lstrip().startswith("attempt"))
+    assert lines[attempt + 1].strip() == "! prefill gave up"
+    assert not any(line.startswith("part ") for line in lines)
+
+
+def test_a_retried_request_shows_both_attempts() -> None:
+    """Siblings, the first with its cause; what it took is the part `retry`."""
+    lines = picture(told(made.request(1, retried=True)), PLAIN)
+    assert [line.split()[0] for line in lines if line.lstrip().startswith(("attempt", "!"))] == [
+        "attempt",
+        "!",
+        "attempt",
+    ]
+    assert "1 fallback," in "\n".join(lines[:4])
+    assert table(lines)["retry"] == 3.0
+
+
+def test_the_rounded_parts_sum_to_the_rounded_whole() -> None:
+    """Whatever the parts: none is off by more than a microsecond, and their sum is exact."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for _ in range(500):
+        ns = [dice.randrange(0, 10 ** dice.randrange(1, 10)) for _ in range(dice.randrange(1, 15))]
+        rounded = whole_microseconds([value / 1e9 for value in ns])
+        assert sum(rounded) == whole_microseconds([sum(ns) / 1e9])[0]
+        assert all(abs(us - value / 1000) <= 1 for us, value in zip(rounded, ns, strict=True))
+
+
+def test_parts_that_do_not_sum_are_not_hidden() -> None:
+    """A trace that contradicts itself is shown with the contradiction."""
+    trace = told(made.request(1))
+    trace["request"]["parts"]["egress"] += 0.005
+    assert any("not to the TTFT" in line for line in picture(trace, PLAIN))
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_it_fits_the_terminal(width: int) -> None:
+    """Bars take what is left of the width; below what names and numbers need they keep ten characters."""
+    lines = picture(told(made.request(1)), Style(width=width))
+    longest = max(len(line) for line in lines if "|" in line)
+    assert longest <= max(width, 80)
+    assert min(len(bar) for bar in bars(lines).values()) >= 10
+
+
+def test_colour_is_only_paint() -> None:
+    """With colours the same text is there, and the two parts that people look for stand out."""
+    trace = told(made.request(1, retried=True))
+    coloured = picture(trace, Style(width=100, colour=True, blocks=False))
+    assert [re.sub(r"\x1b\[\d+m", "", line).rstrip() for line in coloured] == [
+        line.rstrip() for line in picture(trace, PLAIN)
+    ]
+    marked = [line for line in coloured if line.startswith("\x1b[33m")]
+    assert len(marked) == 4  # each in the waterfall and in the table
+
+
+def test_a_trace_cannot_write_to_the_terminal() -> None:
+    """Names and messages come from outside: what a terminal would obey is shown as a question mark."""
+    trace = made.failed(1, cause="\x1b[2J\x07gone\u202e")
+    trace.span("evil\x1b]0;title\x07", made.PROXY, 1, 2)
+    body = told(trace)
+    body["request"]["request_id"] = "\x1b[31mred"
+    shown = "\n".join([*picture(body, PLAIN), listing([body["request"]])])
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    assert "?[2J?gone?" in shown
+
+
+def test_orphans_and_circles_are_shown_once() -> None:
+    """Spans whose parent is missing stand at the margin; broken traces end."""
+    trace = told(made.request(1))
+    kept = [span for span in trace["spans"] if span["name"] != "pdserve.attempt"]
+    lines = picture({**trace, "spans": kept}, PLAIN)
+    assert len(bars(lines)) == len(kept)
+    assert any(line.startswith("kv.wait") for line in lines)
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("read", True), ("write", False)])
+def test_the_formula_of_the_mode_is_said(mode: str, shown: bool) -> None:
+    """Where the request's span has it."""
+    said = "\n".join(picture(told(made.request(1, mode)), PLAIN))
+    assert ("READ's formula on the raw intervals: 35.700 ms" in said) is shown
+    assert "WRITE's formula" not in said
+
+
+@pytest.fixture
+def other() -> Iterator[str]:
+    """An HTTP server that is no trace store."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"[]" if "trace/" in self.path else b"<html>"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_where_it_asks(other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No deployment, nobody there, somebody else there, and no address: each has its sentence and status 1."""
+    for words, says in (
+        (["--state-dir", str(tmp_path / "none")], "or name a trace store with --traces URL (CONFIG)"),
+        (["--traces", "http://127.0.0.1:1"], "no trace store answers at http://127.0.0.1:1: "),
+        (["--traces", other], "is no trace store of pdserve (UNAVAILABLE)"),
+        (["--traces", "127.0.0.1:16686"], "is no address of a trace store"),
+        (["--traces", "file:///etc/passwd"], "is no address of a trace store"),
+    ):
+        assert main(["trace", "--last", *words]) == 1
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["a", "--last"], ["--last", "0"], ["--last", "x"]])
+def test_one_of_id_and_last_is_needed(words: list[str]) -> None:
+    """A wrong command line has status 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(["trace", *words])
+    assert caught.value.code == 2
+
+
+def test_traces_becomes_the_service(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command is replaced by the service, so that signals and the exit status are its own; what follows `--` goes
+    through."""
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, argv: became.append(argv))
+    main(["traces", "--port", "1", "--file", "/x", "--", "--max-age", "9"])
+    assert became[0][1:] == [
+        "-m",
+        "pdserve.traces",
+        "--otlp-port",
+        "4317",
+        "--port",
+        "1",
+        "--file",
+        "/x",
+        "--max-age",
+        "9",
+    ]
+    monkeypatch.setattr(traces, "_NEEDED", ("nothing_of_this_name",))
+    assert main(["traces"]) == 1
+    assert "pip install 'pdserve[node]'" in capsys.readouterr().err
+    assert len(became) == 1
+
+
+def test_the_deployment_that_runs_here_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its record says where its traces are; one without a trace store is said to have none."""
+    spec = Spec(engine="sim", served_name="m")
+    for traces_of, says in (
+        (replace(spec, traces=True), "no trace store answers at http://127.0.0.1:1:"),
+        (spec, "this deployment keeps no traces (--no-traces)"),
+    ):
+        plan = make_plan(traces_of, tmp_path, Ports(2, 3, 4, (5, 6), 7, 1), "python", ())
+        with deployment.claimed(tmp_path):
+            deployment.publish(tmp_path, plan, {}, {})
+            assert main(["trace", "--last", "--state-dir", str(tmp_path)]) == 1
+            assert says in capsys.readouterr().err
+
+
+def test_a_deployment_with_traces_has_one_process_more() -> None:
+    """The store starts before the proxy, in the state folder and bounded; the proxy alone is told where to send."""
+    ports = Ports(1, 2, 3, (4, 5), 6, 7)
+    plan = make_plan(Spec(engine="sim", traces=True), Path("/tmp/s"), ports, "python", ())
+    assert [process.name for process in plan.processes][-2:] == ["traces", "proxy"]
+    store, proxy = plan.processes[-2:]
+    assert store.argv[1:] == (
+        "-m", "pdserve.traces", "--host", "127.0.0.1", "--otlp-port", "6", "--port", "7",
+        "--file", "/tmp/s/traces.sqlite", "--max-bytes", str(64 << 20),
+    )  # fmt: skip
+    assert (store.target, plan.traces) == ("127.0.0.1:6", "http://127.0.0.1:7")
+    assert [p.name for p in plan.processes if "OTEL_EXPORTER_OTLP_ENDPOINT" in p.env] == ["proxy"]
+    assert proxy.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:6"
+    assert plan.traces in up.how_to_call(plan, "")
+    alone = make_plan(Spec(engine="sim"), Path("/tmp/s"), ports, "python", ())
+    assert len(alone.processes) == len(plan.processes) - 1
+    assert "trace" not in up.how_to_call(alone, "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({}, ""),
+        ({"OTEL_SDK_DISABLED": "false"}, ""),
+        ({"OTEL_SDK_DISABLED": "true"}, "nowhere, as OTEL_SDK_DISABLED says"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"}, "http://a:4317, as OTEL_EXPORTER_OTLP_ENDPOINT says"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b"},
+            "http://b, as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says",
+        ),
+    ],
+)
+def test_traces_that_go_elsewhere_stay_there(environ: dict[str, str], says: str) -> None:
+    """Somebody who has a collector gets no second store; the words say which variable decided."""
+    assert up.traces_go_to(environ) == says
+
+
+async def test_the_trace_store_is_the_last_to_go(folder: Path, board: Board) -> None:
+    """It takes what the proxy says when that ends, so it is drained after everything else."""
+    async with Fleet(fake_plan(folder, traces=True), board, grace=WAIT) as fleet:
+        await fleet.start(WAIT)
+        assert "traces" in fleet.pids
+    order = (folder / "order").read_text().split()
+    assert (order[0], order[-2:]) == ("proxy", ["kvd", "traces"])

@@ -1,0 +1,421 @@
+"""A record becomes its trace: which spans, where they lie, which numbers; and which requests are kept.
+
+The two golden files hold the whole trace of a READ and of a WRITE. PDSERVE_UPDATE_GOLDEN=1 writes them anew;
+read the difference before it is committed.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from pdserve.proxy import parts
+from pdserve.proxy.course import Course, on_our_clock
+from pdserve.proxy.ended import Ended, Outcome, Tried
+from pdserve.proxy.parts import Point, Skew
+from pdserve.proxy.trace import TraceContext, accept, in_share
+from pdserve.proxy.tracing.figures import formula
+from pdserve.proxy.tracing.layout import GAP_NS, SHORTEST_NS, Window, fit
+from pdserve.proxy.tracing.sink import TraceSink
+from pdserve.proxy.tracing.spans import spans_of
+from pdserve.proxy.tracing.verdict import keep
+from pdserve.proxy.types import Finished, Mode, Sampling, Stamps, Timings, TransferFacts, Usage
+from pdserve.runtime.clock import Clock
+from pdserve.runtime.telemetry import names
+from pdserve.runtime.telemetry.span import Span
+
+GOLDEN = Path(__file__).parent / "golden"
+MS = 1_000_000
+OFFSET = 1_700_000_000_000_000_000
+TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", "00f067aa0ba902b7", True)
+
+HEAD: dict[int, int] = {Point.RECEIVED: 0, Point.TOKENIZED: 1 * MS, Point.ADMITTED: 3 * MS, Point.ROUTED: 4 * MS}
+LEGS: dict[Mode, dict[int, int]] = {
+    Mode.READ: {
+        Point.PREFILL_RECEIVED: 5 * MS,
+        Point.PREFILL_SCHEDULED: 15 * MS,
+        Point.PREFILL_FORWARD_END: 55 * MS,
+        Point.DECODE_RECEIVED: 58 * MS,
+        Point.DECODE_BLOCKS_RESERVED: 60 * MS,
+        Point.KV_LANDED: 80 * MS,
+        Point.DECODE_SCHEDULED: 82 * MS,
+        Point.FIRST_TOKEN_SAMPLED: 92 * MS,
+        Point.DETOKENIZED: 93 * MS,
+        Point.TOKEN_RECEIVED: 95 * MS,
+    },
+    Mode.WRITE: {
+        Point.DECODE_RECEIVED: 5 * MS,
+        Point.PREFILL_RECEIVED: 6 * MS,
+        Point.DECODE_BLOCKS_RESERVED: 9 * MS,
+        Point.PREFILL_SCHEDULED: 16 * MS,
+        Point.PREFILL_FORWARD_END: 56 * MS,
+        Point.KV_LANDED: 60 * MS,
+        Point.DECODE_SCHEDULED: 62 * MS,
+        Point.FIRST_TOKEN_SAMPLED: 72 * MS,
+        Point.DETOKENIZED: 73 * MS,
+        Point.TOKEN_RECEIVED: 75 * MS,
+    },
+}
+FACTS = {
+    Mode.READ: TransferFacts(
+        *(8192, 4, 2, 1, 10 * MS, "shm"), first_post_ns=65 * MS, landed_ns=80 * MS, overlapped_bytes=0,
+        offered_ns=55 * MS, accepted_ns=60 * MS, last_byte_ns=79 * MS,
+    ),
+    Mode.WRITE: TransferFacts(
+        *(8192, 4, 2, 1, 10 * MS, "shm"), first_post_ns=20 * MS, landed_ns=60 * MS, overlapped_bytes=6144,
+        offered_ns=56 * MS, accepted_ns=9 * MS, last_byte_ns=59 * MS,
+    ),
+}  # fmt: skip
+
+
+def record(mode: Mode = Mode.READ, **changes: Any) -> Ended:
+    """A request of one attempt that ended well; its first byte follows the token by 1 ms, four tokens within 30 ms."""
+    legs = LEGS[mode]
+    first = legs[Point.TOKEN_RECEIVED] + 1 * MS
+    course = Course(3 * MS, 4 * MS, first, first + 30 * MS, first + 31 * MS, legs, facts=FACTS[mode])
+    tried = Tried("prefill-1", "decode-1", "ab" * 16, mode, 4, course=course)
+    points: Mapping[int, int] = HEAD | legs | {Point.FIRST_BYTE_WRITTEN: first}
+    timings = parts.split(points, parts.chain(handed_over=True, retried=False), first + 32 * MS)
+    fields: dict[str, Any] = {
+        "request_id": "r-1",
+        "trace": TRACE,
+        "model": "m",
+        "chat": True,
+        "sampling": Sampling(max_tokens=4, temperature=0.5, top_p=0.9, top_k=20, seed=7, n=2, presence_penalty=0.1),
+        "outcome": Outcome.FINISHED,
+        "reason": "",
+        "error": "",
+        "prompt_tokens": 60,
+        "completion_tokens": 4,
+        "fallbacks": 0,
+        "continuations": 0,
+        "attempts": (tried,),
+        "finished": finished(timings, mode),
+        "finish_reasons": ("length", "stop"),
+        "points": points,
+        "ended_ns": first + 32 * MS,
+    }
+    return Ended(**(fields | changes))
+
+
+def finished(timings: Timings, mode: Mode) -> Finished:
+    """What the client was told."""
+    return Finished(Usage(60, 16, 4), timings, FACTS[mode], mode, 0, 0, 0, "prefill-1", "decode-1")
+
+
+def drawn(record: Ended) -> list[Span]:
+    """Its spans, checked for what holds of every trace."""
+    spans = spans_of(record, OFFSET)
+    check(spans, record)
+    return spans
+
+
+def check(spans: list[Span], record: Ended) -> None:
+    """One root, unique ids, known names, children inside their parents, siblings 2 us apart, links to spans that are
+    there, and parts that sum to TTFT to the nanosecond."""
+    root, by_id = spans[0], {span.span_id: span for span in spans}
+    assert (root.name, root.span_id, root.parent_id) == (names.REQUEST, TRACE.span_id, TRACE.parent_id)
+    assert len(by_id) == len(spans)
+    assert {span.name for span in spans} <= names.SPANS
+    for span in spans:
+        assert span.end_ns - span.start_ns >= SHORTEST_NS
+        assert all(link.span_id in by_id for link in span.links)
+        assert all(span.start_ns <= event.at_ns <= span.end_ns for event in span.events)
+    below: dict[str, list[Span]] = {}
+    for span in spans[1:]:
+        parent = by_id[span.parent_id]
+        assert parent.start_ns <= span.start_ns
+        assert span.end_ns <= parent.end_ns
+        below.setdefault(span.parent_id, []).append(span)
+    for siblings in below.values():
+        for earlier, later in itertools.pairwise(siblings):
+            assert later.start_ns - earlier.end_ns >= GAP_NS
+    if names.TTFT in root.attributes:
+        explained = [value for name, value in root.attributes.items() if _is_part(name)]
+        ttft = record.points[Point.FIRST_BYTE_WRITTEN] - record.points[Point.RECEIVED]
+        assert sum(round(float(str(value)) * 1e9) for value in explained) == ttft
+
+
+def _is_part(name: str) -> bool:
+    part = name.removeprefix("pdserve.ttft.")
+    return part != name and part not in ("rdma_wait", "proxy_serialization")
+
+
+# -- the golden traces --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_trace_of_a_request(mode: Mode) -> None:
+    """Names, services, ids, times, attributes, events and links are those of the golden file, and nothing else."""
+    lines = [_line(span) for span in drawn(record(mode))]
+    path = GOLDEN / f"{mode.value}.json"
+    if os.environ.get("PDSERVE_UPDATE_GOLDEN"):
+        path.write_text(json.dumps(lines, indent=1, sort_keys=True) + "\n")
+    assert json.loads(json.dumps(lines)) == json.loads(path.read_text())
+
+
+def _line(span: Span) -> dict[str, Any]:
+    return {
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "name": span.name,
+        "kind": span.kind.value,
+        "service": span.service.name,
+        "instance": span.service.instance_id,
+        "from_us": (span.start_ns - OFFSET) / 1000,
+        "to_us": (span.end_ns - OFFSET) / 1000,
+        "attributes": dict(span.attributes),
+        "events": [event.name for event in span.events],
+        "links": [link.span_id for link in span.links],
+        "failed": span.status.failed,
+    }
+
+
+# -- where spans lie ----------------------------------------------------------------------------
+
+LEG_POINTS = sorted(LEGS[Mode.READ])
+stamps = st.dictionaries(st.sampled_from(LEG_POINTS), st.integers(-50_000, 2_000_000))
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Ended:
+    """Any order of any stamps, some missing, some before the request or after its end, over one to three attempts."""
+    at = 0
+    head: dict[int, int] = {Point.RECEIVED: 0}
+    for point in (Point.TOKENIZED, Point.ADMITTED):
+        at += draw(st.integers(0, 300_000))
+        head[point] = at
+    attempts: list[Tried] = []
+    points: dict[int, int] = dict(head)
+    told = False
+    for number in range(draw(st.integers(0, 3))):
+        began = at
+        at += draw(st.integers(0, 300_000))
+        dispatched = at
+        if not told:
+            points[Point.REDISPATCHED if number else Point.ROUTED] = dispatched
+        legs = {point: dispatched + after for point, after in draw(stamps).items()}
+        first = last = 0
+        if draw(st.booleans()):
+            at += draw(st.integers(0, 1_500_000))
+            first = at
+            last = draw(st.integers(dispatched, first + 400_000))
+            if not told:
+                points |= {**legs, Point.FIRST_BYTE_WRITTEN: first}
+                told = True
+        at = max(at, last) + draw(st.integers(0, 300_000))
+        facts = draw(
+            st.one_of(st.none(), st.builds(_facts, st.lists(st.integers(0, 3_000_000), min_size=4, max_size=4)))
+        )
+        split = draw(st.booleans())
+        course = Course(began, dispatched, first, last, at, legs, facts=facts if split else None)
+        mode = draw(st.sampled_from(list(Mode))) if split else None
+        reason = draw(st.sampled_from(["", "ENGINE_DIED"]))
+        attempts.append(Tried("p" if split else "", "d", "ab" * 16 if split else "", mode, 1, reason, course=course))
+    outcome = draw(st.sampled_from(list(Outcome)))
+    at += draw(st.integers(0, 300_000))
+    reason = "" if outcome is Outcome.FINISHED else "CANCELLED"
+    return record(
+        points=points, attempts=tuple(attempts), ended_ns=at, outcome=outcome, reason=reason, finished=None
+    )  # fmt: skip
+
+
+def _facts(times: list[int]) -> TransferFacts:
+    first, landed, last, accepted = times
+    return TransferFacts(100, 1, 1, 1, 5, "shm", first, landed, 0, 0, accepted, last)
+
+
+@given(records())
+def test_whatever_was_stamped_is_a_trace(record: Ended) -> None:
+    """Siblings leave 2 us, no child outlives its parent, parts sum to TTFT to the nanosecond: see `check`."""
+    drawn(record)
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12), st.integers(0, 30_000))
+def test_what_is_drawn_leaves_gaps(lengths: list[int], end: int) -> None:
+    """Each inside what was measured and inside the parent; what has room is drawn."""
+    edges = list(itertools.accumulate(lengths, initial=0))
+    children = [Window(a, b) for a, b in itertools.pairwise(edges)]
+    fitted = fit(children, Window(0, end))
+    kept = [window for window in fitted if window is not None]
+    for earlier, later in itertools.pairwise(kept):
+        assert later.start_ns - earlier.end_ns >= GAP_NS
+    for child, window in zip(children, fitted, strict=True):
+        if window is None:
+            assert min(child.end_ns, end) - child.start_ns < GAP_NS + SHORTEST_NS
+        else:
+            assert child.start_ns == window.start_ns < window.end_ns <= min(child.end_ns, end)
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+def test_the_formulas() -> None:
+    """READ's terms sum to what followed the choice of engines; WRITE takes the longer of both sides."""
+    read, write = (drawn(record(mode))[0].attributes for mode in (Mode.READ, Mode.WRITE))
+    ttft = read[names.TTFT]
+    assert isinstance(ttft, float)
+    assert read[names.FORMULA_READ] == pytest.approx(ttft - 0.004)
+    # queue(P) 10 + forward 40 + write 3, against decode's 4 + 2; and then 10 + 1 + 2 + 2 + 1
+    assert write[names.FORMULA_WRITE] == pytest.approx(0.053 + 0.016)
+    assert write[names.raw("proxy.serialization")] == pytest.approx(-0.051)
+    raw = {name.removeprefix("pdserve.raw."): float(str(value)) for name, value in write.items() if "raw." in name}
+    assert set(raw) == set(names.RAW)
+    assert formula({**raw, "decode.admit": 1.0}, Mode.WRITE)[names.FORMULA_WRITE] == pytest.approx(1.002 + 0.016)
+    del raw["write"]
+    assert formula(raw, Mode.WRITE) == {}
+
+
+def test_bytes_that_were_there_before_the_offer() -> None:
+    """Where all of them were, what is left of the wait is kvd's word on its way, and no copy."""
+    facts = replace(FACTS[Mode.WRITE], overlapped_bytes=8192, last_byte_ns=50 * MS)
+    whole = record(Mode.WRITE)
+    tried = whole.attempts[0]
+    spans = drawn(replace(whole, attempts=(replace(tried, course=replace(tried.course, facts=facts)),)))
+    push, notify = [span for span in spans if span.service.name == names.KVD]
+    assert (push.name, notify.name) == (names.KVD_PUSH, names.KVD_NOTIFY)
+    assert (push.end_ns - OFFSET, notify.start_ns - OFFSET) == (50 * MS, 56 * MS)
+    assert spans[0].attributes[names.raw("write")] == pytest.approx(-0.006)
+
+
+def test_another_hosts_clock() -> None:
+    """Its stamps are set so that both ways take equally long; how sure that is stands on its spans."""
+    taken = Stamps("elsewhere", {7: 1000_000, 8: 1000_600})
+    skew = parts.skew(taken, "here", 100, 1_100)
+    assert skew == Skew(999_700, 200)
+    assert parts.align(taken, "here", 100, 1_100) == {7: 300, 8: 900}
+    assert on_our_clock(TransferFacts(landed_ns=1000_600), skew).landed_ns == 900
+    assert on_our_clock(TransferFacts(), skew).landed_ns == 0
+    whole = record()
+    tried = whole.attempts[0]
+    spans = drawn(replace(whole, attempts=(replace(tried, course=replace(tried.course, decode_clock=skew)),)))
+    marked = {span.name for span in spans if names.CLOCK_UNCERTAINTY in span.attributes}
+    of_decode = {names.part_span(part) for part, service in names.PARTS.items() if service == names.DECODE}
+    assert marked == of_decode & {span.name for span in spans}
+
+
+def test_an_engine_alone() -> None:
+    """Has its own way there in place of a hand-over's six parts; no transfer, no formula, mode none."""
+    legs = {point: at for point, at in LEGS[Mode.READ].items() if point >= Point.DECODE_SCHEDULED}
+    legs[Point.DECODE_RECEIVED] = 5 * MS
+    points = HEAD | legs | {Point.FIRST_BYTE_WRITTEN: 96 * MS}
+    course = Course(3 * MS, 4 * MS, 96 * MS, 120 * MS, 121 * MS, legs)
+    alone = record(attempts=(Tried("", "d", "", None, 4, course=course),), points=points, finished=None)
+    spans = drawn(alone)
+    root, attempt = spans[0], spans[4]
+    below = [span.name.removeprefix("pdserve.") for span in spans if span.parent_id == attempt.span_id]
+    assert below == ["decode.hop", "decode.queue", "decode.first_step", "detokenize", "encode", "egress"]
+    assert root.attributes[names.MODE] == attempt.attributes[names.MODE] == "none"
+    assert root.attributes[names.UNATTRIBUTED] == 0
+    assert not {names.FORMULA_READ, names.FORMULA_WRITE, names.RDMA_WAIT, names.KV_BYTES} & set(root.attributes)
+    assert names.TRANSFER_ID not in attempt.attributes
+
+
+def test_where_no_engine_was_got() -> None:
+    """A request that failed while it waited for credits has that wait to its end, with the cause."""
+    failed = record(
+        points={Point.RECEIVED: 0, Point.TOKENIZED: 1 * MS}, attempts=(), finished=None, ended_ns=50 * MS,
+        outcome=Outcome.FAILED, reason="OVERLOADED", error="no room", finish_reasons=(), completion_tokens=0,
+    )  # fmt: skip
+    root, tokenize, admit = drawn(failed)
+    assert (tokenize.name, admit.name) == ("pdserve.tokenize", "pdserve.admit")
+    assert admit.end_ns == root.end_ns == OFFSET + 50 * MS
+    assert admit.status == root.status
+    assert admit.status.message == "OVERLOADED: no room"
+    assert names.TTFT not in root.attributes
+
+
+# -- which are kept -----------------------------------------------------------------------------
+
+UNSAMPLED = replace(TRACE, sampled=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, True),
+        ({"trace": UNSAMPLED}, False),
+        ({"trace": UNSAMPLED, "outcome": Outcome.CANCELLED}, False),
+        ({"trace": UNSAMPLED, "outcome": Outcome.FAILED}, True),
+        ({"trace": UNSAMPLED, "fallbacks": 1}, True),
+        ({"trace": UNSAMPLED, "continuations": 1}, True),
+        ({"trace": UNSAMPLED, "attempts": record().attempts * 2}, True),
+        ({"trace": UNSAMPLED, "points": {**HEAD, Point.FIRST_BYTE_WRITTEN: 1_001 * MS}}, True),
+        ({"trace": UNSAMPLED, "points": {**HEAD, Point.FIRST_BYTE_WRITTEN: 999 * MS}}, False),
+        ({"trace": UNSAMPLED, "points": HEAD, "ended_ns": 1_001 * MS}, True),
+    ],
+)
+def test_what_is_kept(changes: dict[str, Any], kept: bool) -> None:
+    """What was chosen at the start; what failed, went elsewhere or was slow (here 1 s) in any case."""
+    assert keep(record(**changes), 1.0) is kept
+
+
+def test_never_for_being_slow() -> None:
+    """0 switches that off."""
+    assert not keep(record(trace=UNSAMPLED, points={**HEAD, Point.FIRST_BYTE_WRITTEN: 10**15}), 0.0)
+
+
+def test_the_share_of_new_traces() -> None:
+    """By the id's last 64 bits, the same in every process; a caller's own decision stands."""
+    assert not in_share("f" * 32, 0.999)
+    assert in_share("f" * 32, 1.0)
+    assert not in_share("0" * 32, 0.0)
+    assert in_share("f" * 16 + "0" * 15 + "1", 0.0001)
+    ids = (int.to_bytes(number * 0x9E3779B97F4A7C15 % 2**64, 16, "big") for number in range(1, 10_001))
+    chosen = sum(
+        accept("", lambda size: next(ids) if size == 16 else bytes(7) + b"1", 0.1).sampled for _ in range(10_000)
+    )
+    assert 900 < chosen < 1100
+    header = f"00-{TRACE.trace_id}-{TRACE.parent_id}-"
+    assert accept(header + "01", bytes, 0.0).sampled
+    assert not accept(header + "00", bytes, 1.0).sampled
+
+
+def test_the_legs_hear_of_their_attempt() -> None:
+    """Each attempt has a span id of its own, which its legs get for a parent, with the flag as decided."""
+    first, second = TRACE.attempt_id(1), TRACE.attempt_id(2)
+    assert len({first, second, TRACE.span_id}) == 3
+    assert TRACE.below(first) == f"00-{TRACE.trace_id}-{first}-01"
+    assert replace(TRACE, sampled=False).below(first).endswith("-00")
+    assert drawn(record())[4].span_id == first
+
+
+# -- the sink -----------------------------------------------------------------------------------
+
+
+class At(Clock):
+    """Says what it was told."""
+
+    def monotonic_ns(self) -> int:
+        """See Clock."""
+        return 500
+
+    def unix_ns(self) -> int:
+        """See Clock."""
+        return OFFSET + 500
+
+
+def test_the_sink_hands_on_what_is_kept() -> None:
+    """On the epoch's clock; nothing of the others."""
+    got: list[Any] = []
+    sink = TraceSink(got.append, At(), 10.0)
+    sink(record(trace=UNSAMPLED))
+    assert got == []
+    sink(record())
+    assert got == [spans_of(record(), OFFSET)]
+
+
+def test_a_trace_that_cannot_be_drawn_spoils_no_answer() -> None:
+    """The defect is logged with the request's ids, and the sink does not raise."""
+    with capture_logs() as lines:
+        TraceSink(lambda spans: None, At(), 10.0)(record(points={Point.RECEIVED: 0}, attempts=(None,)))
+    (line,) = lines
+    assert (line["event"], line["log_level"], line["request_id"]) == ("trace_failed", "error", "r-1")

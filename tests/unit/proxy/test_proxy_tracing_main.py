@@ -1,0 +1,102 @@
+"""`pdserve-proxy` and OpenTelemetry's variables: what is built, and what is refused at the start."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pdserve.proxy.__main__ import exporter, main
+from pdserve.proxy.testing import FakeEngine, Handovers
+from pdserve.rpc.errors import ConfigError
+from pdserve.runtime.config import load_cluster_key
+from pdserve.runtime.signing import Signer
+from pdserve.runtime.telemetry import names
+from tests.unit.telemetry.collector import Collector
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
+)
+def test_nothing_is_built_for_nobody(environ: dict[str, str]) -> None:
+    """No endpoint, or the SDK switched off."""
+    assert exporter(environ) is None
+
+
+def test_a_proxy_that_traces_nothing_does_not_load_the_sdk() -> None:
+    """Its import takes half a second and memory."""
+    code = "import sys, pdserve.proxy.__main__; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 0
+
+
+async def test_an_endpoint_is_enough() -> None:
+    """Then there is an exporter, which closes though nobody is there."""
+    made = exporter({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+    assert made is not None
+    await made.aclose()
+
+
+async def test_variables_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typed error that names them."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP"):
+        exporter({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(("argv", "share"), [(["--trace-ratio", "2"], "1"), ([], "7"), (["--trace-slow", "-1"], "1")])
+def test_a_share_that_cannot_be(argv: list[str], share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 2, whether the flag or the variable says it."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    assert main(argv) == 2
+
+
+async def test_the_command_sends_what_it_traced_before_it_ends() -> None:
+    """A process of its own with fake engines behind it: one request, SIGTERM at once, and the whole trace is at the
+    collector though the batch was not due."""
+    collector, signer, handovers = Collector(), Signer(load_cluster_key(None).secret), Handovers()
+    await collector.start()
+    engines = [FakeEngine(role, signer, handovers) for role in ("prefill", "decode")]
+    environ = dict(os.environ) | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pdserve.proxy", "--log-format", "json"), stderr=asyncio.subprocess.PIPE, env=environ
+    )
+    assert process.stderr is not None
+
+    async def heard(event: str) -> dict[str, Any]:
+        assert process.stderr is not None
+        while True:
+            line = await process.stderr.readline()
+            assert line, f"it ended before {event}"
+            if event.encode() in line:
+                return dict(json.loads(line))
+
+    try:
+        async with asyncio.timeout(40), AsyncExitStack() as stack:
+            where = await heard("proxy_ready")
+            for engine in engines:
+                stack.push_async_callback(engine.stop)
+                await engine.start()
+                await engine.register(where["registration"])
+                await heard("engine_connected")
+            session = await stack.enter_async_context(aiohttp.ClientSession(f"http://{where['http']}"))
+            body = {"prompt": [1, 2, 3], "max_tokens": 2}
+            async with session.post("/v1/completions", json=body) as response:
+                answer = await response.json()
+            process.send_signal(signal.SIGTERM)
+            closed = await heard("traces_closed")
+            assert await process.wait() == 0
+        got = {one.span.name for one in collector.spans}
+        assert {names.REQUEST, names.ATTEMPT, "pdserve.route", "pdserve.egress"} <= got
+        assert {one.span.trace_id.hex() for one in collector.spans} == {answer["pdserve"]["trace_id"]}
+        assert (closed["exported"], closed["dropped"], closed["failed"]) == (len(collector.spans), 0, 0)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await collector.kill()
