@@ -20,6 +20,8 @@ COMMANDS = {
     "generate": ("pdserve.cli.generate", "answer one prompt"),
     "chat": ("pdserve.cli.chat", "talk to a model"),
     "status": ("pdserve.cli.status", "show the engines behind a proxy"),
+    "trace": ("pdserve.cli.trace", "show where a request's time to first token went"),
+    "traces": ("pdserve.cli.traces", "keep the traces of a deployment, for `pdserve trace`, a browser and Jaeger"),
     "kvd": ("pdserve.cli.kvd", "show what a node's kvd holds, and drain it"),
     "demo": ("pdserve.cli.demo", "show that a split answer is the one a single engine gives"),
     "model": ("pdserve.cli.model", "fetch a small model to try things with"),

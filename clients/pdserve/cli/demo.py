@@ -3,11 +3,13 @@
 1. Three engines start side by side: a prefill and a decode engine behind kvd, and one engine by itself.
 2. Each question goes to the single engine (route colocated), then to the pair, in READ and in WRITE, greedy.
 3. Tokens, recomputed prompt tokens, fallbacks and bytes are compared with what they must be.
+4. The trace of an answer in each mode says the same time to first token as the answer.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -48,6 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
     parser.add_argument("--model", default="smollm2-135m", help="folder, or smollm2-135m, which is fetched; default")
     parser.add_argument("--start-timeout", type=options.seconds, default=300.0, metavar="S", help="default 300 s")
+    parser.add_argument("--no-traces", action="store_true", help="keep and show no traces of requests")
     parser.add_argument("--timeout", type=options.seconds, default=120.0, metavar="S", help="per answer; default 120 s")
 
 
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from pdserve.cli import deployment, model
     from pdserve.cli.board import Board
     from pdserve.cli.plan import Spec, engine_names
+    from pdserve.cli.up import traces_go_to
 
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
     if args.engine == "vllm":
@@ -72,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         both=1,
         on_failure="fail",
         pin=True,
+        traces=not args.no_traces and not traces_go_to(os.environ),
         engine_args=(*(_VLLM_ARGS if args.engine == "vllm" else _SIM_ARGS), *args.rest),
     )
     # A short path of our own, so that a deployment that runs already is not disturbed.
@@ -98,7 +103,9 @@ async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: 
     from pdserve.cli.stopping import Stop
 
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
-    board.say(f"2. starting {len(made.processes)} processes: kvd, the pair, a single engine to compare with, the proxy")
+    kept = ", a trace store" if made.traces else ""
+    what = f"kvd, the pair, a single engine to compare with{kept}, the proxy"
+    board.say(f"2. starting {len(made.processes)} processes: {what}")
     answers: list[Answer] = []
     faults: list[str] = []
     fleet = Fleet(made, board, grace=10.0)
@@ -109,7 +116,11 @@ async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: 
         board.leave()
         if not await stop.unless(fleet.unless_one_dies(_ask_all(made, args.timeout, board, answers, faults))):
             return 130
-        board.say("4. stopping")
+        if made.traces:
+            board.say(f"4. where the time of an answer in each mode went; until the end also at {made.traces}")
+            if not await stop.unless(fleet.unless_one_dies(_show_traces(made, board, answers, faults))):
+                return 130
+        board.say("5. stopping" if made.traces else "4. stopping")
     board.leave()
     board.say(f"\n{demo_check.answers_table(answers)}\n\n{demo_check.parts_table(answers)}\n")
     board.say(
@@ -140,6 +151,12 @@ async def _ask_all(made: "Plan", timeout: float, board: "Board", answers: "list[
             faults += [f"{question.name} {question.mode}: {fault}" for fault in wrong]
             board.say(f"   {number}. {question.name}, {question.mode}: {split.text!r}")
             board.say(f"      {text.summary(split)}: {'; '.join(wrong) or 'as it must be'}")
+
+
+async def _show_traces(made: "Plan", board: "Board", answers: "list[Answer]", faults: list[str]) -> None:
+    from pdserve.cli import demo_traces
+
+    faults += await demo_traces.show(made.traces, answers, board)
 
 
 async def _ask(client: "AsyncClient", question: "Question", **fields: Any) -> "Completion":

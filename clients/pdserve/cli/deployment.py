@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +37,10 @@ class Deployment:
     """Process ids by name."""
     restarts: dict[str, int]
     """How often each process has died and was started again, by name."""
+    traces: str = ""
+    """Base URL of the trace store; empty: the deployment keeps no traces."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """What Prometheus may ask: URLs by process name."""
 
 
 def default_dir() -> Path:
@@ -73,7 +77,16 @@ def publish(state_dir: Path, plan: Plan, pids: Mapping[str, int], restarts: Mapp
     """Writes up.json, whole or not at all."""
     spec = plan.spec
     record = Deployment(
-        plan.grpc, plan.http, plan.kvd, spec.served_name, spec.engine, spec.mode, dict(pids), dict(restarts)
+        plan.grpc,
+        plan.http,
+        plan.kvd,
+        spec.served_name,
+        spec.engine,
+        spec.mode,
+        dict(pids),
+        dict(restarts),
+        plan.traces,
+        {process.name: process.metrics for process in plan.processes if process.metrics},
     )
     draft = state_dir / f".{_RECORD}"
     draft.write_text(json.dumps(asdict(record), indent=2) + "\n")
@@ -103,8 +116,8 @@ def find(state_dir: Path | None, instead: str = "name one with --target HOST:POR
 
 
 @contextlib.contextmanager
-def free_ports(engines: int, grpc: int, http: int) -> Iterator[Ports]:
-    """Free TCP ports on loopback; `grpc` and `http` are taken where they are free, 0 for any.
+def free_ports(engines: int, grpc: int, http: int, otlp: int = 0, traces: int = 0) -> Iterator[Ports]:
+    """Free TCP ports on loopback; those that are named are taken where they are free, 0 for any.
 
     Until exit they are held for our services, which bind them seconds later, and again after a death: a port that is
     only free now may be anybody's by then, the source of a connection too. A socket that is bound and does not listen
@@ -125,7 +138,15 @@ def free_ports(engines: int, grpc: int, http: int) -> Iterator[Ports]:
                     return int(hold.getsockname()[1])
             raise ConfigError("no TCP port is free on 127.0.0.1")
 
-        yield Ports(one(grpc), one(http), one(0), tuple(one(0) for _ in range(engines)))
+        yield Ports(
+            grpc=one(grpc),
+            http=one(http),
+            ping=one(0),
+            engines=tuple(one(0) for _ in range(engines)),
+            otlp=one(otlp),
+            traces=one(traces),
+            metrics=tuple(one(0) for _ in range(engines + 1)),
+        )
 
 
 def usable_cores() -> Sequence[int]:

@@ -2,7 +2,8 @@
 
 Start: kvd, then engines and proxy side by side. One that dies later is started again by its keeper, by itself: the
 others find it at its address. Drain: proxy first (it takes no more and finishes
-what it has, for which it needs the engines), then engines, then kvd.
+what it has, for which it needs the engines), then engines, then kvd; last the trace store, which takes what the proxy
+had left to say.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from pdserve.client import AsyncClient, Engine, PdserveError, Retry, Unavailable
 
 _POLL = 0.25
 """Seconds between two looks at what is not ready yet."""
-_DRAIN: Sequence[Kind] = ("proxy", "engine", "kvd")
+_DRAIN: Sequence[Kind] = ("proxy", "engine", "kvd", "traces")
 
 
 class Fleet:

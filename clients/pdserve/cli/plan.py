@@ -2,17 +2,18 @@
 
 kvd ── unix:STATE/kvd.sock        one, owns the KV memory of the engines
 prefill-0.., decode-0.., both-0..  engines, one process each
+traces ── OTLP, HTTP               where the proxy's traces are kept, unless they go elsewhere
 proxy ── gRPC, HTTP, registration  what clients talk to
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from pdserve.rpc.errors import ConfigError
 
-Kind = Literal["kvd", "engine", "proxy"]
+Kind = Literal["kvd", "engine", "traces", "proxy"]
 
 MAX_SOCKET_PATH = 107
 """Bytes of the longest Unix socket path that Linux takes."""
@@ -20,7 +21,11 @@ _LONGEST_SOCKET = "notices.sock"
 KVD_SOCKET = "kvd.sock"
 """Name of kvd's gRPC socket in its state folder, as `pdserve-kvd` has it too."""
 _HOST = "127.0.0.1"
-_OURS = ("socket", "state-dir", "cluster-key-file")
+TRACES_FILE = "traces.sqlite"
+"""In the state folder: the traces of earlier deployments in it are there too."""
+_TRACES_BYTES = 64 << 20
+"""Some thousand requests. The state folder may lie in memory."""
+_OURS = ("socket", "state-dir", "cluster-key-file", "metrics-host", "metrics-port")
 """Settings of kvd that a deployment makes itself."""
 _SILENCE = 15
 """Beats that an engine may miss. On one machine a death is told by a broken connection, at once; silence mostly means
@@ -53,6 +58,8 @@ class Spec:
     """vLLM's own arguments, or the sim engine's flags; passed to every engine unchanged."""
     kvd_settings: tuple[str, ...] = ()
     """NAME=VALUE: `pdserve-kvd --NAME=VALUE`."""
+    traces: bool = False
+    """Keep the proxy's traces in a store of the deployment's own."""
 
     def __post_init__(self) -> None:
         for setting in self.kvd_settings:
@@ -77,6 +84,12 @@ class Ports:
     """Where engines register with the proxy."""
     engines: tuple[int, ...]
     """One per engine, in the order of `engine_names`."""
+    otlp: int = 0
+    """Where the proxy sends its traces; only with Spec.traces, as the next one."""
+    traces: int = 0
+    """Where they are looked at."""
+    metrics: tuple[int, ...] = ()
+    """Where Prometheus asks kvd and each engine, in this order; none: nowhere. The proxy is asked at `http`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,8 @@ class Process:
     """Added to this process' environment."""
     core: int | None = None
     """CPU that it is pinned to; None: any."""
+    metrics: str = ""
+    """URL of what it tells Prometheus; empty: it tells nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,8 @@ class Plan:
     """Base URL of the OpenAI API."""
     kvd: str
     """gRPC target of kvd."""
+    traces: str = ""
+    """Base URL of the trace store; empty: there is none."""
 
 
 def engine_names(spec: Spec) -> tuple[str, ...]:
@@ -135,9 +152,22 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
     socket = state_dir / KVD_SOCKET
     env = {"PDSERVE_CLUSTER_KEY_FILE": str(state_dir / "cluster.key"), "PYTHONUNBUFFERED": "1"}
     logs = state_dir / "logs"
+    asked = dict(zip(("kvd", *engine_names(spec)), ports.metrics, strict=True)) if ports.metrics else {}
 
     def process(name: str, kind: Kind, module: str, flags: Sequence[str], target: str, core: int | None) -> Process:
-        return Process(name, kind, (python, "-m", module, *flags), target, logs / f"{name}.log", env=env, core=core)
+        port = ports.http if kind == "proxy" else asked.get(name)
+        if name in asked:
+            flags = ("--metrics-host", _HOST, "--metrics-port", str(port), *flags)
+        return Process(
+            name,
+            kind,
+            (python, "-m", module, *flags),
+            target,
+            logs / f"{name}.log",
+            env=env,
+            core=core,
+            metrics=f"http://{_HOST}:{port}/metrics" if port else "",
+        )
 
     processes = [
         process(
@@ -170,5 +200,15 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         flags += ["--route", "split_or_colocated"]  # there will never be a pair
     if spec.on_failure:
         flags += ["--on-failure", spec.on_failure]
-    processes.append(process("proxy", "proxy", "pdserve.proxy", flags, f"{_HOST}:{ports.grpc}", None))
-    return Plan(spec, tuple(processes), f"{_HOST}:{ports.grpc}", f"http://{_HOST}:{ports.http}", processes[0].target)
+    proxy = process("proxy", "proxy", "pdserve.proxy", flags, f"{_HOST}:{ports.grpc}", None)
+    traces = ""
+    if spec.traces:
+        flags = ["--host", _HOST, "--otlp-port", str(ports.otlp), "--port", str(ports.traces)]
+        flags += ["--file", str(state_dir / TRACES_FILE), "--max-bytes", str(_TRACES_BYTES)]
+        store = process("traces", "traces", "pdserve.traces", flags, f"{_HOST}:{ports.otlp}", None)
+        processes.append(store)
+        told = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{store.target}", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+        proxy = replace(proxy, env={**env, **told})
+        traces = f"http://{_HOST}:{ports.traces}"
+    processes.append(proxy)
+    return Plan(spec, tuple(processes), proxy.target, f"http://{_HOST}:{ports.http}", processes[0].target, traces)

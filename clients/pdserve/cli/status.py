@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
         told = dataclasses.asdict(topology)
         if record:
             told["processes"] = {
-                name: {"pid": pid, "restarts": record.restarts[name]} for name, pid in record.processes.items()
+                name: {"pid": pid, "restarts": record.restarts[name], "metrics": record.metrics.get(name, "")}
+                for name, pid in record.processes.items()
             }
         print(json.dumps(told, indent=2, ensure_ascii=False))
         return 0
@@ -52,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     ]
     print(text.table(header, rows, left=5) if rows else "no engine has registered")
     if record:
-        lines = [(name, str(pid), str(record.restarts[name])) for name, pid in record.processes.items()]
-        print(f"\n{text.table(('process', 'pid', 'restarts'), lines)}")
+        lines = [
+            (name, str(pid), str(record.restarts[name]), record.metrics.get(name, "-"))
+            for name, pid in record.processes.items()
+        ]
+        print(f"\n{text.table(('process', 'pid', 'restarts', 'metrics'), lines)}")
     return 0

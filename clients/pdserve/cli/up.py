@@ -2,17 +2,21 @@
 
 import argparse
 import asyncio
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.cli import options, restarts
+from pdserve.cli.traces import OTLP_PORT
+from pdserve.cli.traces import PORT as TRACES_PORT
 from pdserve.rpc.errors import PdserveError
 
 if TYPE_CHECKING:
     from pdserve.cli.board import Board
     from pdserve.cli.fleet import Fleet
-    from pdserve.cli.plan import Ports, Spec
+    from pdserve.cli.plan import Plan, Ports, Spec
 
 GRPC_PORT, HTTP_PORT = 50050, 8000
 TAKES_REST = True
@@ -51,6 +55,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--grpc-port", type=int, default=GRPC_PORT, metavar="P", help="if it is free, else another")
     parser.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="P", help="if it is free, else another")
+    parser.add_argument("--traces-port", type=int, default=TRACES_PORT, metavar="P", help="the same; default 16686")
+    parser.add_argument("--no-traces", action="store_true", help="keep no traces of requests")
     parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="for sockets, key and logs; a short path")
     parser.add_argument("--start-timeout", type=options.seconds, default=300.0, metavar="S", help="default 300 s")
     parser.add_argument("--drain-timeout", type=options.seconds, default=30.0, metavar="S", help="default 30 s")
@@ -65,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
     with (
         deployment.claimed((args.state_dir or deployment.default_dir()).absolute()) as state_dir,
-        deployment.free_ports(len(plan.engine_names(spec)), args.grpc_port, args.http_port) as ports,
+        deployment.free_ports(
+            len(plan.engine_names(spec)), args.grpc_port, args.http_port, OTLP_PORT, args.traces_port
+        ) as ports,
     ):
         return asyncio.run(_serve(spec, state_dir, args, board, ports))
 
@@ -94,7 +102,18 @@ def spec_of(args: argparse.Namespace) -> "Spec":
         pin=args.pin,
         engine_args=tuple(args.rest),
         kvd_settings=tuple(args.kvd),
+        traces=not args.no_traces and not traces_go_to(os.environ),
     )
+
+
+def traces_go_to(environ: Mapping[str, str]) -> str:
+    """Where OpenTelemetry's variables send the proxy's traces already, if anywhere; empty: they do not say."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return "nowhere, as OTEL_SDK_DISABLED says"
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        if where := environ.get(name, "").strip():
+            return f"{where}, as {name} says"
+    return ""
 
 
 async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board", ports: "Ports") -> int:
@@ -103,7 +122,12 @@ async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board:
     from pdserve.cli.stopping import Stop
 
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
-    for face, wanted, got in (("gRPC", args.grpc_port, ports.grpc), ("HTTP", args.http_port, ports.http)):
+    faces = [("gRPC", args.grpc_port, ports.grpc), ("HTTP", args.http_port, ports.http)]
+    if made.traces:
+        faces.append(("traces", args.traces_port, ports.traces))
+    elif not args.no_traces:
+        board.say(f"traces go to {traces_go_to(os.environ)}: no trace store is started")
+    for face, wanted, got in faces:
         if wanted and wanted != got:
             board.say(f"port {wanted} is taken: {face} is on {got}")
     board.say(f"starting {len(made.processes)} processes; logs are in {made.processes[0].log.parent}")
@@ -116,24 +140,28 @@ async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board:
         fleet.changed()
         board.leave()
         elsewhere = f" --state-dir {state_dir}" if state_dir != deployment.default_dir() else ""
-        board.say(how_to_call(made.grpc, made.http, spec.served_name, elsewhere))
+        board.say(how_to_call(made, elsewhere))
         await stop.unless(fleet.unless_one_dies(_watch(fleet, board)))
         board.leave()
         board.say("draining; Ctrl-C again stops at once")
     return 0
 
 
-def how_to_call(grpc: str, http: str, model: str, elsewhere: str) -> str:
+def how_to_call(made: "Plan", elsewhere: str) -> str:
     """What to do with a deployment that is ready; `elsewhere` is the flag that finds it, where one is needed."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
+    http = made.http
+    shown = f"\n  traces  {made.traces}   (a page; Jaeger's API)" if made.traces else ""
+    look = f"\n  pdserve trace --last{elsewhere}" if made.traces else ""
+    body = f'{{"model": "{made.spec.served_name}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
     return f"""
 ready
 
-  gRPC  {grpc}
-  HTTP  {http}/v1   (OpenAI's API)
+  gRPC    {made.grpc}
+  HTTP    {http}/v1   (OpenAI's API){shown}
+  metrics {http}/metrics   (Prometheus; of the other processes: pdserve status{elsewhere})
 
   pdserve chat{elsewhere}
-  pdserve generate "The capital of France is" --max-tokens 16 --temperature 0{elsewhere}
+  pdserve generate "The capital of France is" --max-tokens 16 --temperature 0{elsewhere}{look}
   curl -N {http}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{body}'
 
@@ -150,7 +178,9 @@ async def _watch(fleet: "Fleet", board: "Board") -> None:
             board.show(name, state, detail)
 
     while True:
-        show("kvd", "ready" if await probe.serving(fleet.plan.kvd) else "does not answer")
+        for process in fleet.plan.processes:
+            if process.kind in ("kvd", "traces"):
+                show(process.name, "ready" if await probe.serving(process.target) else "does not answer")
         try:
             for name, engine in (await fleet.engines()).items():
                 tokens = f"{engine.free_kv_tokens} of {engine.total_kv_tokens} KV tokens free"

@@ -15,9 +15,9 @@ WAIT = 30.0
 """Seconds that anything may take on a busy machine."""
 
 
-def fake_plan(folder: Path, **extra: tuple[str, ...]) -> Plan:
+def fake_plan(folder: Path, *, traces: bool = False, **extra: tuple[str, ...]) -> Plan:
     """A plan whose processes are fakes that listen where the real ones would; `extra` by name, `_` for `-`."""
-    spec = Spec(engine="sim", served_name="m")
+    spec = Spec(engine="sim", served_name="m", traces=traces)
     with deployment.free_ports(len(engine_names(spec)), 0, 0) as ports:
         real = make_plan(spec, folder, ports, sys.executable, ())
     engines = tuple(p.target for p in real.processes if p.kind == "engine")

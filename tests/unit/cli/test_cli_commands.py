@@ -118,15 +118,24 @@ def test_status_shows_every_engine(proxy: FakeProxy, capsys: pytest.CaptureFixtu
 def test_status_shows_the_processes_of_a_deployment_here(
     proxy: FakeProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Found by its folder: a row per process with its pid and how often it was started again; --json has them too."""
-    made = dataclasses.replace(make_plan(Spec(), tmp_path, Ports(1, 2, 3, (4, 5)), "python", ()), grpc=proxy.target)
+    """Found by its folder: a row per process with its pid, how often it was started again, and where its metrics are;
+    --json has them too."""
+    ports = Ports(1, 2, 3, (4, 5), metrics=(6, 7, 8))
+    made = dataclasses.replace(make_plan(Spec(), tmp_path, ports, "python", ()), grpc=proxy.target)
     with deployment.claimed(tmp_path):
         deployment.publish(tmp_path, made, {"kvd": 71, "proxy": 72}, {"kvd": 0, "proxy": 2})
         assert main(["status", "--state-dir", str(tmp_path)]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert rows[-2:] == [["kvd", "71", "0"], ["proxy", "72", "2"]]
+        assert rows[-2:] == [
+            ["kvd", "71", "0", "http://127.0.0.1:6/metrics"],
+            ["proxy", "72", "2", "http://127.0.0.1:2/metrics"],
+        ]
         assert main(["status", "--state-dir", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["processes"]["proxy"] == {"pid": 72, "restarts": 2}
+    assert json.loads(capsys.readouterr().out)["processes"]["proxy"] == {
+        "pid": 72,
+        "restarts": 2,
+        "metrics": "http://127.0.0.1:2/metrics",
+    }
 
 
 @pytest.mark.parametrize("count", ["-1", "some"])

@@ -97,7 +97,7 @@ def test_ports_are_free_distinct_and_the_wanted_ones_where_they_can_be() -> None
         with deployment.free_ports(3, busy, 0) as ports:
             every = every_port(ports)
     assert busy not in every
-    assert len(set(every)) == 6
+    assert len(set(every)) == 12
     with socket.socket() as again:
         again.bind(("127.0.0.1", ports.grpc))
     with deployment.free_ports(1, ports.grpc, 0) as same:
@@ -124,7 +124,7 @@ def test_ports_are_held_for_our_services() -> None:
 
 
 def every_port(ports: Ports) -> list[int]:
-    return [ports.grpc, ports.http, ports.ping, *ports.engines]
+    return [ports.grpc, ports.http, ports.ping, ports.otlp, ports.traces, *ports.engines, *ports.metrics]
 
 
 def test_the_default_folder_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

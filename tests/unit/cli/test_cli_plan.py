@@ -129,3 +129,30 @@ def test_a_state_folder_too_long_for_a_socket_is_refused() -> None:
     make_plan(spec, fits, ports, "python", ())
     with pytest.raises(ConfigError, match="108 bytes"):
         make_plan(spec, Path(f"{fits}x"), ports, "python", ())
+
+
+def test_every_process_is_told_where_prometheus_asks() -> None:
+    """A port each for kvd and the engines, on loopback, before what goes to vLLM; the proxy is asked at its HTTP port.
+    Without ports nobody opens one."""
+    made = make_plan(
+        Spec(served_name="m", engine_args=("--seed", "3")),
+        STATE,
+        Ports(1, 2, 3, (4, 5), metrics=(6, 7, 8)),
+        "python",
+        (),
+    )
+    *served, proxy = made.processes
+    for process, port in zip(served, ("6", "7", "8"), strict=True):
+        assert (flag(process, "--metrics-host"), flag(process, "--metrics-port")) == ("127.0.0.1", port)
+        assert process.metrics == f"http://127.0.0.1:{port}/metrics"
+        assert process.argv.index("--metrics-port") < [*process.argv, "--"].index("--")
+    assert proxy.metrics == "http://127.0.0.1:2/metrics"
+    assert "--metrics-port" not in proxy.argv
+    assert not [p.name for p in plan().processes if "--metrics-port" in p.argv]
+    assert [p.metrics for p in plan().processes if p.kind != "proxy"] == ["", "", ""]
+
+
+def test_the_metrics_port_is_the_deployments_to_set() -> None:
+    """Or what `pdserve status` says of it would be wrong."""
+    with pytest.raises(ConfigError, match="metrics-port is the deployment's"):
+        Spec(kvd_settings=("metrics-port=9",))

@@ -1,0 +1,118 @@
+// Owns what the parts of the time to first token are called, in which order they come, and their colours. Pure,
+// but for `stack`, which draws them.
+
+import { h } from "./dom.js";
+import { ms } from "./format.js";
+
+/** In the order in which a request passes them: part, group. */
+const ORDER = [
+  ["tokenize", "proxy"],
+  ["admit", "proxy"],
+  ["route", "proxy"],
+  ["retry", "proxy"],
+  ["prefill.hop", "prefill"],
+  ["prefill.queue", "prefill"],
+  ["prefill.forward", "prefill"],
+  ["proxy.serialization", "serialization"],
+  ["decode.hop", "decode"],
+  ["decode.admit", "decode"],
+  ["kv.wait", "rdma"],
+  ["decode.queue", "decode"],
+  ["decode.first_step", "decode"],
+  ["detokenize", "answer"],
+  ["encode", "answer"],
+  ["egress", "answer"],
+  ["unattributed", "unattributed"],
+];
+const PLACE = new Map(ORDER.map(([name, group], index) => [name, { group, index }]));
+
+/** What the legend shows; two of them are what a split costs, and stand out. */
+export const GROUPS = [
+  ["proxy", "proxy, before"],
+  ["prefill", "prefill"],
+  ["serialization", "proxy serialization"],
+  ["rdma", "RDMA wait"],
+  ["decode", "decode"],
+  ["answer", "answer"],
+  ["unattributed", "unattributed"],
+];
+
+export const group = (part) => PLACE.get(part)?.group ?? "other";
+
+/** Parts of this page's making have a place; those of a newer server come before the answer. */
+const place = (part) => PLACE.get(part)?.index ?? PLACE.get("detokenize").index - 0.5;
+
+export const ordered = (names) => [...names].sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
+
+/** Names people use for the two that stand out. */
+export function title(part) {
+  return { "proxy.serialization": "proxy serialization", "kv.wait": "RDMA wait (kv.wait)" }[part] ?? part;
+}
+
+/** The parts of a request in order, what no stamp explains last: [name, seconds]. */
+export function partsOf(request) {
+  const named = ordered(Object.keys(request.parts ?? {})).map((name) => [name, request.parts[name]]);
+  return request.unattributed ? [...named, ["unattributed", request.unattributed]] : named;
+}
+
+/** Seconds of each group. */
+export function byGroup(request) {
+  const sums = {};
+  for (const [name, seconds] of partsOf(request)) sums[group(name)] = (sums[group(name)] ?? 0) + seconds;
+  return sums;
+}
+
+/** A bar of the parts, `full` seconds wide; longer ones are cut off and say so. */
+export function stack(request, full, { labels = false } = {}) {
+  const parts = partsOf(request).filter(([, seconds]) => seconds > 0);
+  const said = parts.map(([name, seconds]) => `${title(name)} ${ms(seconds)} ms`).join(", ");
+  const bar = h("div", { class: "stack", role: "img", "aria-label": said || "no parts" });
+  let left = 0;
+  for (const [name, seconds] of parts) {
+    const width = Math.min(seconds, full - left);
+    left += seconds;
+    if (left > full * 1.000001) bar.classList.add("cut");
+    if (width <= 0) break;
+    const share = (100 * width) / full;
+    bar.append(
+      h(
+        "span",
+        {
+          class: `seg g-${group(name)}${share < 1 ? " thin" : ""}`,
+          "data-part": name,
+          title: `${title(name)} ${ms(seconds)} ms`,
+          style: { width: `${share}%` },
+        },
+        labels ? label(name) : [],
+      ),
+    );
+  }
+  return bar;
+}
+
+/** A part's name inside its bar, in as many words as there is room for. */
+function label(name) {
+  const whole = name === "kv.wait" ? "RDMA wait" : title(name);
+  const short = { "proxy.serialization": "proxy ser." }[name];
+  const room = (text) => `in fits-${Math.min(20, Math.max(6, 2 * Math.ceil(text.length / 2)))}`;
+  return [
+    h("span", { class: room(whole), text: whole }),
+    short ? h("span", { class: `${room(short)} short`, text: short }) : null,
+  ];
+}
+
+/** Each group's share of all the time to first token of `requests`. */
+export function shares(requests) {
+  const sums = {};
+  let all = 0;
+  for (const request of requests) {
+    for (const [name, seconds] of Object.entries(byGroup(request))) {
+      sums[name] = (sums[name] ?? 0) + seconds;
+      all += seconds;
+    }
+  }
+  return Object.fromEntries(Object.entries(sums).map(([name, seconds]) => [name, all ? seconds / all : 0]));
+}
+
+/** The small square before a part's name. */
+export const swatch = (groupName) => h("span", { class: `swatch g-${groupName}`, "aria-hidden": "true" });
