@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint types unit sim matrix e2e bench protos format clean
+.PHONY: help setup demo test lint types unit sim matrix page e2e bench protos format clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -14,7 +14,7 @@ setup: ## the virtual environment, once
 demo: setup ## a real model answers through two engines, checked against one
 	@$(BIN)/pdserve demo
 
-test: lint types unit sim matrix e2e ## everything, fast things first
+test: lint types unit sim matrix page e2e ## everything, fast things first
 
 lint: setup ## format, lint, import contracts, protos
 	@echo "== lint"
@@ -38,6 +38,10 @@ sim: setup ## the whole path on simulated engines
 matrix: setup ## every fault in every phase of a request, on real processes
 	@echo "== fault matrix"
 	@$(BIN)/pytest -q tests/matrix
+
+page: setup ## the page of `pdserve traces` in headless Chromium
+	@echo "== page"
+	@$(BIN)/pytest -q tests/page
 
 e2e: setup ## the whole path on vLLM
 	@echo "== vLLM on CPU"
