@@ -114,7 +114,12 @@ class Fleet:
         }
 
     async def aclose(self) -> None:
-        """Drains and stops every process; safe twice."""
+        """Drains and stops every process; safe twice.
+
+        Raises:
+            Unavailable: one was killed and does not end; the others have.
+        """
+        failures: list[BaseException] = []
         for keeper in self._keepers:
             await keeper.let_go()
         for kind in _DRAIN:
@@ -122,12 +127,15 @@ class Fleet:
             for keeper in stage:
                 if keeper.runs:
                     self._board.show(keeper.name, "draining")
-            await asyncio.gather(*(keeper.stop(self._grace, self.hurry) for keeper in stage))
-            for keeper in stage:
-                self._board.show(keeper.name, "stopped")
+            stops = (keeper.stop(self._grace, self.hurry) for keeper in stage)
+            for keeper, failure in zip(stage, await asyncio.gather(*stops, return_exceptions=True), strict=True):
+                self._board.show(keeper.name, "stopped" if failure is None else "does not end")
+                failures += [failure] if failure is not None else []
         self._keepers.clear()
         if self._guard is not None:
             await self._guard.aclose()
+        for failure in failures:
+            raise failure
 
     async def __aenter__(self) -> Self:
         self._guard = await Guard.start()

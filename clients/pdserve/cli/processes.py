@@ -47,7 +47,8 @@ class Child:
         """Starts it, with stdout and stderr into its log; `again` keeps what an earlier life wrote there.
 
         Raises:
-            OSError: the program or the log folder is not there.
+            OSError: the program or the log folder is not there, or the plan's core; nothing runs then.
+            Unavailable: as above, and what was started does not end.
         """
         with plan.log.open("ab" if again else "wb") as log:
             begins = log.tell()
@@ -59,12 +60,16 @@ class Child:
                 env={**os.environ, **plan.env},
                 start_new_session=True,
             )
-        if plan.core is not None:
-            # Before it has threads, so that all of them inherit it.
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(process.pid, {plan.core})
         child = cls(plan, process)
         child._log_begins = begins
+        if plan.core is not None:
+            try:
+                # Before it has threads, so that all of them inherit it.
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(process.pid, {plan.core})
+            except Exception:
+                await child._kill()
+                raise
         return child
 
     @property
@@ -93,13 +98,16 @@ class Child:
                 self._process.send_signal(number)
 
     async def stop(self, grace: float, hurry: asyncio.Event) -> None:
-        """Drains it for up to `grace` seconds or until `hurry`, then stops it, then kills it and what it left."""
+        """Drains it for up to `grace` seconds or until `hurry`, then stops it, then kills it and what it left.
+
+        Raises:
+            Unavailable: it was killed and does not end.
+        """
         self.signal(signal.SIGTERM)
         if not await self._ended_within(grace, hurry):
             self.signal(signal.SIGTERM)  # the second: stop without draining
             if not await self._ended_within(_STOP_SECONDS):
-                self.signal(signal.SIGKILL)
-                await self._process.wait()
+                await self._kill()
         self._kill_group()
 
     async def clear(self) -> None:
@@ -124,6 +132,11 @@ class Child:
     def log_tail(self, lines: int = 20) -> str:
         """The end of its log; nothing of an earlier life."""
         return tail(self.plan.log, lines, self._log_begins)
+
+    async def _kill(self) -> None:
+        self._kill_group()
+        if not await self._ended_within(_CLEAR_SECONDS):
+            raise Unavailable(f"{self.name} was killed and does not end")
 
     def _kill_group(self) -> None:
         """What it started and did not end itself is in its group."""
@@ -168,11 +181,19 @@ class Guard:
         await self._tell(f"-{child.pid}")
 
     async def aclose(self) -> None:
-        """Dismisses it: everything has ended; safe twice."""
+        """Dismisses it: everything has ended; safe twice.
+
+        Raises:
+            Unavailable: it was killed and does not end.
+        """
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await self._process.wait()
+            try:
+                async with asyncio.timeout(_CLEAR_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                raise Unavailable("the guard was killed and does not end") from None
         if self._process.stdin is not None:
             self._process.stdin.close()
 

@@ -106,8 +106,8 @@ class Attachments:
         self._grace = grace
         self._max_backlog = max_backlog
         self._members: dict[str, dict[tuple[Participant, int], Member]] = {}
-        self._lost: set[Member] = set()
-        """Without a stream, within their grace."""
+        self._lost: dict[Member, float] = {}
+        """Without a stream, and when their grace is over; one that has come back may still be here."""
 
     def attach(self, hello: Hello, pid: int, now: float) -> tuple[Member, int]:
         """The participant of a hello that the registry has taken, and its stream's number.
@@ -153,7 +153,7 @@ class Attachments:
         """Drops the participants of an ended engine that have no stream."""
         members = self._members.get(engine_id, {})
         for key in [k for k, m in members.items() if not m.connected]:
-            self._lost.discard(members.pop(key))
+            self._lost.pop(members.pop(key), None)
         if not members:
             self._members.pop(engine_id, None)
 
@@ -161,16 +161,19 @@ class Attachments:
         """A stream is gone; whether its participant has none now."""
         lost = member.close(stream, now)
         if lost:
-            self._lost.add(member)
+            self._lost[member] = now + self._grace
         return lost
 
     def overdue(self, now: float) -> list[Member]:
         """Participants whose grace is over now; each is given once per loss."""
-        self._lost = {m for m in self._lost if not m.connected}
-        found = {m for m in self._lost if m.lost_at is not None and m.lost_at + self._grace <= now}
-        self._lost -= found
-        return sorted(found, key=lambda m: m.lost_at or 0.0)
+        away = {member: over for member, over in self._lost.items() if not member.connected}
+        self._lost = {member: over for member, over in away.items() if over > now}
+        return sorted((member for member, over in away.items() if over <= now), key=away.__getitem__)
+
+    def put_off(self, seconds: float) -> None:
+        """The daemon did not run for so long: nobody could have come back."""
+        self._lost = {member: over + seconds for member, over in self._lost.items()}
 
     def next_deadline(self) -> float | None:
         """When `overdue` has something to give next."""
-        return min((m.lost_at + self._grace for m in self._lost if m.lost_at is not None), default=None)
+        return min((over for member, over in self._lost.items() if not member.connected), default=None)

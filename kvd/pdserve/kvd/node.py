@@ -1,7 +1,8 @@
 """The daemon's heart: feeds the core with what comes in, and turns its effects into I/O.
 
 Everything runs on one event loop. An input (message, notice, region, loss, timer, finished copy)
-calls the core and then `_settle`, which carries out the effects and sets the timer again.
+first has a standstill noticed (`_heard`), then calls the core and then `_settle`, which carries out
+the effects and sets the timer again.
 """
 
 import asyncio
@@ -135,10 +136,11 @@ class Node:
         """
         if hello.rank and hello.rank >= hello.ranks:
             raise InvalidRequest(f"rank {hello.rank} of {hello.ranks}")
+        now = self._heard()
         self.registry.hello(hello.engine_id, hello.ranks, hello.protocol, hello.identity)
-        member, stream = self.attachments.attach(hello, pid, self.now())
+        member, stream = self.attachments.attach(hello, pid, now)
         log.info("attached", engine_id=hello.engine_id, participant=hello.participant.value, rank=hello.rank)
-        self.transfers.regions_changed(hello.engine_id, self.now())
+        self.transfers.regions_changed(hello.engine_id, now)
         self._settle()
         limits = self.config.limits
         welcome = Welcome(
@@ -153,7 +155,7 @@ class Node:
 
     def detach(self, member: Member, stream: int) -> None:
         """A stream is gone; its participant may come back within the grace."""
-        if self.attachments.detach(member, stream, self.now()) and not self._closing:
+        if self.attachments.detach(member, stream, self._heard()) and not self._closing:
             log.info("detached", engine_id=member.engine_id, participant=member.kind.value, rank=member.rank)
             entry = self.registry.get(member.engine_id)
             if entry is None or entry.ended:
@@ -167,7 +169,7 @@ class Node:
             StaleEpoch: its engine has ended.
             InvalidRequest: it cannot be carried out and belongs to no handle that could be told.
         """
-        now = self.now()
+        now = self._heard()
         if isinstance(message, Begin | Offer | Accept):
             self.registry.live(engine_id)
         try:
@@ -243,23 +245,23 @@ class Node:
             raise InvalidRequest(f"the memory cannot be mapped: {error}") from error
         self.mapped[key] = MappedRegion(key, kind, message.size, offset)
         log.info("region_mapped", engine_id=key.engine_id, rank=key.rank, bytes=message.size)
-        self.transfers.regions_changed(message.engine_id, self.now())
+        self.transfers.regions_changed(message.engine_id, self._heard())
         self._settle()
 
     def _rank_gone(self, engine_id: str, rank: int) -> None:
         if not self._closing:
             with self.watched():
-                self._end_engine(engine_id, f"rank {rank} is gone")
+                self._end_engine(engine_id, f"rank {rank} is gone", self._heard())
 
-    def _end_engine(self, engine_id: str, detail: str) -> None:
+    def _end_engine(self, engine_id: str, detail: str, now: float) -> None:
         log.warning("engine_ended", engine_id=engine_id, detail=detail)
-        self.transfers.engine_ended(engine_id, detail, self.now())
+        self.transfers.engine_ended(engine_id, detail, now)
         self._settle()
         self.attachments.forget(engine_id)
 
     def _notice(self, notice: Notice) -> None:
         with self.watched():
-            taken = self.transfers.notice(notice, self.now())
+            taken = self.transfers.notice(notice, self._heard())
             self.counts.notice(taken=taken)
             if not taken:
                 log.debug("notice_ignored", engine_id=notice.engine_id, rank=notice.rank)
@@ -272,7 +274,6 @@ class Node:
         return self._clock.monotonic()
 
     def _settle(self) -> None:
-        self._notice_standstill()
         deaf: list[Member] = []
         while effects := self.transfers.take():
             for effect in effects:
@@ -336,7 +337,7 @@ class Node:
         with self.watched():
             self.counts.copy(moved, self.transfers.book.ops[op_id].transfer.mode, transport, error)
             self.transfers.op_ended(
-                op_id, self.now(), moved=moved.nbytes, ns=moved.ns, transport=transport, error=error
+                op_id, self._heard(), moved=moved.nbytes, ns=moved.ns, transport=transport, error=error
             )
             if not self._closing:
                 self._settle()
@@ -391,8 +392,9 @@ class Node:
         self._timer_at = due
         self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._tick)
 
-    def _notice_standstill(self) -> None:
-        """A timer that is very late says that this process was stopped, or its host was."""
+    def _heard(self) -> float:
+        """The time for what has just come in, which must not get a deadline before a standstill has moved those that
+        are there: a timer that is very late says that this process was stopped, or its host was."""
         now, before, lease = self.now(), self._ran_at, self.config.limits.lease
         self._ran_at = now
         late = now - self._timer_at
@@ -400,11 +402,13 @@ class Node:
             seconds = min(now - before, late + lease)
             log.warning("stood_still", seconds=round(seconds, 3))
             self.transfers.stood_still(seconds)
+            self.attachments.put_off(seconds)
+            self._timer_at += seconds  # what it was set for, too; the loop calls it all the same, and it is set again
+        return now
 
     def _tick(self) -> None:
-        self._notice_standstill()
+        now = self._heard()
         self._timer = None
-        now = self.now()
         with self.watched():
             self.transfers.expire(now)
             for member in self.attachments.overdue(now):
@@ -418,6 +422,6 @@ class Node:
         log.warning("grace_over", engine_id=member.engine_id, detail=detail)
         alone = not any(m.connected for m in self.attachments.of(member.engine_id))
         if entry is not None and not entry.regions and alone:
-            self._end_engine(member.engine_id, detail)
+            self._end_engine(member.engine_id, detail, now)
         else:
             self.transfers.engine_lost(member.engine_id, detail, now)

@@ -57,7 +57,7 @@ class Sessions:
         if task is not None:
             closer = asyncio.create_task(self._end(pair, task))
             self._closing[closer] = pair
-            closer.add_done_callback(self._closing.pop)
+            closer.add_done_callback(self._closed)
         closers = [closer for closer, closing in self._closing.items() if closing == pair]
         await asyncio.gather(*(asyncio.shield(closer) for closer in closers))
 
@@ -88,6 +88,12 @@ class Sessions:
         failed = task.cancelled() or task.exception() is not None
         if failed and self._open.get(pair) is task:
             del self._open[pair]  # a failure is not kept: the next one tries again
+
+    def _closed(self, closer: asyncio.Task[None]) -> None:
+        src, dst = self._closing.pop(closer)
+        # Also for whoever waited for it: a caller that was cancelled hears nothing.
+        if not closer.cancelled() and (error := closer.exception()) is not None:
+            log.error("session_not_closed", src=str(src), dst=str(dst), exc_info=error)
 
     async def _end(self, pair: Pair, task: _Opening) -> None:
         task.cancel()  # an opening that hangs must not keep a fence for ever; one that is done stays done

@@ -157,6 +157,8 @@ class Transfers:
     def stood_still(self, seconds: float) -> None:
         """The daemon did not run for so long: no deadline is nearer for that, since whoever renews has waited, too."""
         self.book.timers.postpone(seconds)
+        for engine_id in self.book.touched:
+            self.book.touched[engine_id] += seconds
         for transfer in self.book.transfers.values():
             if transfer.producer is not None and transfer.producer.lease.expires_at is not None:
                 transfer.producer.lease.expires_at += seconds

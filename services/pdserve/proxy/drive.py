@@ -151,6 +151,11 @@ class Driver:
                     attempt.close(RequestCancelled("its answer cannot be joined to the one begun"))
                     history.note(job, attempt, "DIVERGED", str(other))
                     raise history.error from other
+                except Exception as defect:
+                    error = _defect(defect)
+                    attempt.close(error)
+                    history.note(job, attempt, error.reason, error.message)
+                    raise
                 except BaseException:
                     gone = self._gone(job)
                     attempt.close(gone)
@@ -167,7 +172,7 @@ class Driver:
             error = None if history.finished else self._gone(job)
             raise
         except Exception as defect:
-            error = PdserveError(f"{type(defect).__name__}: {defect}")
+            error = _defect(defect)
             raise
         finally:
             history.let_go()
@@ -276,3 +281,8 @@ class Driver:
         if self._clock.monotonic() >= job.deadline - AHEAD:
             return DeadlinePassed("the request's deadline passed")
         return RequestCancelled("the client went away")
+
+
+def _defect(error: Exception) -> PdserveError:
+    """What records and engines are told of an error that only a defect of ours explains."""
+    return PdserveError(f"{type(error).__name__}: {error}")

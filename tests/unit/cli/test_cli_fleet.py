@@ -115,3 +115,47 @@ async def test_a_pinned_process_runs_on_its_core(folder: Path) -> None:
         assert os.sched_getaffinity(child.pid) == {core}
     finally:
         await child.stop(WAIT, asyncio.Event())
+
+
+async def test_what_cannot_be_pinned_does_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core that is not there is known only once the process is: it has ended when the error is raised."""
+    started: list[int] = []
+
+    def refused(pid: int, _: object) -> None:
+        assert alive(pid)
+        started.append(pid)
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("pdserve.cli.processes.os.sched_setaffinity", refused)
+    with pytest.raises(OSError, match="Invalid argument"):
+        await Child.start(dataclasses.replace(fake_plan(folder).processes[0], core=0))
+    assert len(started) == 1
+    assert not alive(started[0])
+
+
+async def test_what_even_a_kill_does_not_end_is_named(
+    folder: Path, board: Board, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs in the kernel holds up nobody for ever: an error names it, and the others have ended."""
+    monkeypatch.setattr("pdserve.cli.processes._STOP_SECONDS", 0.1)
+    kill = Child._kill_group
+
+    def kills(child: Child) -> None:
+        if child.name != "prefill-0":
+            kill(child)
+
+    async with Fleet(fake_plan(folder, prefill_0=("--stubborn",)), board, grace=0.1) as fleet:
+        await fleet.start(WAIT)
+        pids = fleet.pids
+        (child,) = [keeper.child for keeper in fleet._keepers if keeper.name == "prefill-0"]
+        with monkeypatch.context() as patch:
+            patch.setattr("pdserve.cli.processes._CLEAR_SECONDS", 0.1)
+            patch.setattr(Child, "_kill_group", kills)
+            try:
+                with pytest.raises(Unavailable, match="prefill-0 was killed and does not end"):
+                    await asyncio.wait_for(fleet.aclose(), WAIT)
+                assert [name for name, pid in pids.items() if alive(pid)] == ["prefill-0"]
+            finally:
+                kill(child)
+                await asyncio.wait_for(child.wait(), WAIT)
+    assert "prefill-0: does not end" in out.getvalue()

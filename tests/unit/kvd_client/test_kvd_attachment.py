@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from pdserve.api.kvd.v1 import kvd_pb2
 from pdserve.kvd.client import (
@@ -141,6 +142,66 @@ async def test_what_is_open_for_long_is_said_again(kvd: Any) -> None:
         kvd.received.get_nowait()
     attachment.send(Accept("d", TID, 0, (7,), 0, ticket=b"t"))
     assert {(await kvd.next("accept")).handle for _ in range(3)} == {"d"}
+    await attachment.aclose()
+
+
+@pytest.mark.parametrize("part", ["write", "say again"])
+async def test_a_defect_beside_the_reader_ends_the_stream(kvd: Any, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """No stream stands on without its writer, or without the one that says again: what is open ends with the defect's
+    name, which is logged, and whoever asks hears that kvd cannot be used."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    kvd.lease_ms = 50
+    lost: list[PdserveError] = []
+    attachment = AsyncAttachment(kvd.socket, hello(), on_lost=lost.append, config=PATIENT)
+    await attachment.start(5)
+    if part == "write":
+        monkeypatch.setattr("pdserve.kvd.client.codec.encode", fails)
+    else:
+        monkeypatch.setattr("pdserve.kvd.client.ledger.Ledger.overdue", fails)
+    with capture_logs() as logs:
+        attachment.send(Accept("c", TID, 0, (7,), 0, ticket=b"t"))
+        await until(lambda: lost)
+    (end,) = attachment.drain_ends()
+    assert (end.handle, end.outcome) == ("c", Outcome.FAILED)
+    assert "RuntimeError: a defect" in end.detail
+    assert not attachment.attached
+    assert not attachment.usable
+    assert [entry["log_level"] for entry in logs if entry["event"] == "kvd.client_failed"] == ["error"]
+    await attachment.aclose()
+
+
+async def test_a_write_that_meets_the_end_of_the_stream_is_no_defect(kvd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer may learn first that kvd has hung up: the stream comes back and says what could not be said."""
+    attachment = AsyncAttachment(kvd.socket, hello(), config=PATIENT)
+    calls: list[Any] = []
+    reads = asyncio.Event()
+    read, write = attachment._read, attachment._write
+
+    async def late(call: Any) -> Any:
+        message = await read(call)
+        if calls:  # the first was the welcome
+            await reads.wait()
+        return message
+
+    async def kept(call: Any) -> None:
+        calls.append(call)
+        await write(call)
+
+    monkeypatch.setattr(attachment, "_read", late)
+    monkeypatch.setattr(attachment, "_write", kept)
+    await attachment.start(5)
+    await until(lambda: calls)
+    kvd.hang_up()
+    await until(lambda: calls[0].done())
+    attachment.send(Begin("p", TID, Mode.WRITE))
+    await asyncio.sleep(0.05)  # room to fail: the writer's turn is in here
+    reads.set()
+    assert (await kvd.next("begin")).handle == "p"
+    assert len(calls) == 2
+    assert attachment.open_handles == 1
     await attachment.aclose()
 
 

@@ -186,6 +186,32 @@ async def test_a_job_cancelled_before_its_legs_opens_none() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
+async def test_a_defect_is_not_laid_on_the_client(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What breaks within the proxy ends both legs, and stands in the attempt and the record as what it is."""
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("pdserve.proxy.history.History.hear", breaks)
+    rig = Rig()
+    run = rig.start(rig.job(mode))
+    prefill = await rig.legs.nth_prefill(0)
+    prefill.say(ready())
+    decode = await rig.legs.nth_decode(0)
+    decode.say(tokens())
+    with pytest.raises(RuntimeError, match="a defect"):
+        await run.task
+    (ended,) = rig.ended
+    (tried,) = ended.attempts
+    assert (tried.reason, tried.error) == ("INTERNAL", "RuntimeError: a defect")
+    assert (ended.reason, ended.error) == (tried.reason, tried.error)
+    for leg in (prefill, decode):
+        assert leg.cancelled is not None
+        assert leg.cancelled.reason == "INTERNAL"
+    await rig.nothing_is_held()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
 async def test_a_prefill_that_fails_before_its_offer_ends_decode_at_once(mode: Mode) -> None:
     """The client gets prefill's own reason, with no deadline to wait for."""
     rig = Rig()

@@ -2,14 +2,17 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from pdserve.costmodel import CostModel
 from pdserve.engine.hosting.handoff_host import HandoffHost
 from pdserve.engine.sim import SimConfig, SimEngine
 from pdserve.kvd.client import AttachConfig, Outcome
+from pdserve.kvd.client.messages import Welcome
 from pdserve.kvd.testing import RunningKvd, running_kvd
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import DeadlinePassed, EngineDied, KvdUnavailable, RequestCancelled, TransferUsed
@@ -182,3 +185,32 @@ async def test_a_kvd_that_restarts_costs_only_what_was_in_flight(helpers: Any, t
         with pytest.raises(EngineDied):
             await helpers.collect(p, cluster.produce(PROMPT, Mode.READ, helpers.transfer_id()))
         await d.aclose()
+
+
+def test_a_kvd_that_does_not_say_how_often_is_renewed_by_its_lease(tmp_path: Path) -> None:
+    """An older kvd's welcome has no renewal time: a third of its lease, not as often as can be."""
+    host = HandoffHost(str(tmp_path / "kvd.sock"), "e", {})
+    assert host.renew_s == 0.0
+    for renew_s, expected in ((0.0, 3.0), (1.5, 1.5)):
+        host._attachment._welcome = Welcome("k", "", "", lease_s=9.0, renew_s=renew_s, fence_s=1.0)
+        assert host.renew_s == expected
+
+
+async def test_a_failure_to_renew_is_told(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would let every hand-over run out: the open watches end, new ones are refused, and the log says why."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    engine = await cluster.engine()
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(HandoffHost, "renew_s", 0.01)
+        host = await host_of(cluster.kvd, engine)
+        patch.setattr(host._attachment, "send", fails)
+        end = await host.register(bytes(16)).end(5)
+    assert (end.outcome, end.reason) == (Outcome.FAILED, "INTERNAL")
+    assert "RuntimeError: a defect" in end.detail
+    with pytest.raises(KvdUnavailable, match="renew"):
+        host.register(bytes(15) + b"1")
+    assert [entry["log_level"] for entry in logs if entry["event"] == "renewing_failed"] == ["error"]
+    await host.aclose()

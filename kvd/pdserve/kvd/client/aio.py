@@ -200,6 +200,7 @@ class AsyncAttachment:
             await self._keep_attached()
         except Exception as error:
             log.exception("kvd.client_failed", **self._names())
+            self._attached.clear()
             self._lose(PdserveError(f"the kvd client failed: {type(error).__name__}: {error}"))
             raise
 
@@ -227,26 +228,21 @@ class AsyncAttachment:
             pause = min(pause * 2, self._config.backoff_most)
 
     async def _stream(self) -> None:
-        """One stream's life; returns or raises when it is over."""
+        """One stream's life; returns or raises when it is over: as kvd ends it, or by the first defect of ours."""
         async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
             call: _Call = kvd_pb2_grpc.KvdStub(channel).Attach()
-            tasks: list[asyncio.Task[None]] = []
+            parts: list[asyncio.Task[None]] = []
             try:
                 welcome = await self._greet(call)
                 await self._welcomed(welcome)
-                tasks.append(asyncio.create_task(self._write(call)))
-                tasks.append(asyncio.create_task(self._say_again(welcome.lease_s)))
-                while (message := await self._read(call)) is not None:
-                    if isinstance(message, End):
-                        self._end(message)
-                    elif isinstance(message, Fenced):
-                        self._fenced(message)
+                works = (self._hear(call), self._write(call), self._say_again(welcome.lease_s))
+                parts.extend(asyncio.create_task(work) for work in works)
+                await _over(*parts)
             finally:
                 call.cancel()
-                for task in tasks:
-                    task.cancel()
-                # The writer's own failure is the stream's, which the reader has seen.
-                await asyncio.gather(*tasks, return_exceptions=True)
+                for part in parts:
+                    part.cancel()
+                await asyncio.gather(*parts, return_exceptions=True)  # what ended the stream has been raised
 
     async def _greet(self, call: _Call) -> Welcome:
         try:
@@ -267,7 +263,15 @@ class AsyncAttachment:
         message: Any = await call.read()
         return None if message is grpc.aio.EOF else codec.decode(message)
 
+    async def _hear(self, call: _Call) -> None:
+        while (message := await self._read(call)) is not None:
+            if isinstance(message, End):
+                self._end(message)
+            elif isinstance(message, Fenced):
+                self._fenced(message)
+
     async def _write(self, call: _Call) -> None:
+        """Until the call is over; how it ended the reader hears."""
         while True:
             while self._unsent:
                 message = self._unsent.popleft()
@@ -280,8 +284,11 @@ class AsyncAttachment:
                     point = _POINTS.get(type(message))
                     for arriving in (wire,) if point is None else await passing(point, wire):
                         await call.write(arriving)
-                except BaseException:
+                except BaseException as error:
                     self._unsent.appendleft(message)
+                    # InvalidStateError: it was over before the write.
+                    if isinstance(error, grpc.aio.AioRpcError | asyncio.InvalidStateError) and call.done():
+                        return
                     raise
             self._something_to_send.clear()
             await self._something_to_send.wait()
@@ -383,3 +390,16 @@ class AsyncAttachment:
     def _names(self) -> dict[str, object]:
         hello = self._hello
         return {"engine_id": hello.engine_id, "participant": hello.participant.value, "rank": hello.rank}
+
+
+async def _over(reader: asyncio.Task[None], *others: asyncio.Task[None]) -> None:
+    """Returns or raises as the reader does, or raises the failure of another part that comes before it."""
+    running = {reader, *others}
+    while not reader.done():
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for part in done - {reader}:
+            if not part.cancelled():  # as grpc ends a write of a call that was cancelled; and the reader, soon
+                part.result()
+    if reader.cancelled():
+        raise KvdUnavailable("the stream was cancelled")
+    reader.result()

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from pdserve.kvd.client.aio import AsyncAttachment
 from pdserve.kvd.client.config import AttachConfig
 from pdserve.kvd.client.messages import Cancel, End, Hello, Outcome, Participant, Renew, Welcome
 from pdserve.rpc.errors import DeadlinePassed, KvdUnavailable, PdserveError, TransferUsed
 from pdserve.runtime.telemetry.tally import known_reason
+
+log = structlog.get_logger(__name__)
 
 LEFT = "left"
 """What an end that nobody waited for counts as."""
@@ -92,6 +96,7 @@ class HandoffHost:
         """
         welcome = await self._attachment.start(timeout)
         self._renewer = asyncio.create_task(self._renew(), name="renew-leases")
+        self._renewer.add_done_callback(self._renewer_ended)
         return welcome
 
     @property
@@ -101,9 +106,9 @@ class HandoffHost:
 
     @property
     def renew_s(self) -> float:
-        """Seconds between renewals, as kvd has said; 0 before `start`."""
+        """Seconds between renewals, as kvd has said, or a third of its lease where it has not; 0 before `start`."""
         welcome = self._attachment.welcome
-        return welcome.renew_s if welcome is not None else 0.0
+        return (welcome.renew_s or welcome.lease_s / 3) if welcome is not None else 0.0
 
     @property
     def watching(self) -> int:
@@ -116,13 +121,15 @@ class HandoffHost:
 
         Raises:
             TransferUsed: this end is being watched already.
-            KvdUnavailable: kvd is away; a hand-over cannot succeed now.
+            KvdUnavailable: kvd is away, or hears no renewals from here any more; a hand-over cannot succeed now.
         """
         key = (transfer_id, consumer)
         if key in self._watches:
             raise TransferUsed(f"transfer {transfer_id.hex()} is in use by another request")
         if not self._attachment.usable:
             raise KvdUnavailable("this node's kvd cannot be reached")
+        if self._renewer is not None and self._renewer.done():
+            raise KvdUnavailable("this service has failed to renew leases")
         watch = self._watches[key] = Watch(self, transfer_id, consumer)
         return watch
 
@@ -180,3 +187,9 @@ class HandoffHost:
             live = tuple({w.transfer_id: None for w in self._watches.values() if w.result is None})
             if live:
                 self._attachment.send(Renew(live))
+
+    def _renewer_ended(self, renewer: asyncio.Task[None]) -> None:
+        """A defect: what is watched would run out unsaid, so it ends now."""
+        if not renewer.cancelled() and (error := renewer.exception()) is not None:
+            log.error("renewing_failed", exc_info=error, watching=len(self._watches))
+            self._lost(PdserveError(f"renewing leases failed: {type(error).__name__}: {error}"))
