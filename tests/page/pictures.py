@@ -12,7 +12,8 @@ from tests.page.stub import Store, serving
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 LOWEST = 480
-SHOWN = {f"traces-{name}.png" for name in ("requests", "request-read", "request-retried", "compare", "time")}
+REQUESTS = ("read", "write", "failed", "retried")
+SHOWN = {f"traces-{name}.png" for name in ("requests", "compare", "time", *(f"request-{kind}" for kind in REQUESTS))}
 READY = "document.querySelector('.rows .row, .spans li, .medians tbody tr, .chart polyline')"
 
 
@@ -32,7 +33,11 @@ async def take(sizes: dict[str, tuple[int, int, bool]]) -> dict[str, bytes]:
     taken = {}
     rows = samples.many()
     cause = "PEER_LOST: the prefill engine has gone"
-    store = Store(rows, {row["trace_id"]: samples.trace(row, cause) for row in rows})
+    traces = {row["trace_id"]: samples.trace(row, cause) for row in rows}
+    for row in rows:
+        if row["ttft"] is None:
+            row["parts"] = {}  # a request without a first token has spans, but no parts of its TTFT
+    store = Store(rows, traces)
     store.parts = {mode: samples.parts(mode) for mode in ("", "read", "write")}
     with tempfile.TemporaryDirectory() as profile, started(Path(profile)) as address:
         async with serving(store) as url, tab(address) as page:

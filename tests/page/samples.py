@@ -91,7 +91,7 @@ def many(count: int = 40) -> list[Json]:
             "kv_bytes": int(47_185_920 * size) if mode != "none" else 0,
         }
         if number in (7, 29):
-            done = dict(list(parts.items())[:7])
+            done = dict(list(parts.items())[:6])
             changed |= {"outcome": "failed", "reason": "PEER_LOST", "ttft": None, "output_tokens": 0, "parts": done}
             changed |= {"unattributed": None, "kv_bytes": 0, "e2e": sum(done.values()) + 0.0004}
             mode = "read"
@@ -215,6 +215,7 @@ def trace(row: Json, failed_attempt: str = "") -> Json:
         first = spans.add("attempt", "proxy", root, at, at + retry - 2e-6, attributes=engines, **cause)
         spans.add("prefill.hop", "proxy", first, at, at + 0.0012, critical=False)
         spans.add("prefill.queue", "prefill", first, at + 0.0013, at + 0.03, critical=False)
+        spans.add("prefill.forward", "prefill", first, at + 0.0301, at + 0.08, critical=False)
         at += retry
     begin, stop = at, at + sum(parts.values())
     engines = {"pdserve.prefill.engine_id": "0b6c2d1e-prefill", "pdserve.decode.engine_id": "77e1f0aa-decode"}

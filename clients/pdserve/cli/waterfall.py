@@ -102,7 +102,9 @@ def _header(trace: Json, style: Style) -> Iterator[str]:
     outcome = clean(request["outcome"])
     if outcome != "finished":
         why = next((span["status_message"] for span in trace["spans"] if span["name"] == "pdserve.request"), "")
-        yield style.paint(": ".join(filter(None, (outcome, clean(request["reason"]), clean(why)))), _RED)
+        reason = clean(request["reason"])
+        cause = clean(why).removeprefix(f"{reason}: ")  # a status begins with it too
+        yield style.paint(": ".join(filter(None, (outcome, reason, cause))), _RED)
 
 
 def _waterfall(spans: Sequence[Json], style: Style, until_s: float | None) -> Iterator[str]:

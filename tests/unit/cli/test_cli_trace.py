@@ -102,9 +102,11 @@ def test_what_is_beside_the_critical_path_is_drawn_thin() -> None:
     assert set(found["prefill.forward"].strip()) == {"#"}
 
 
-def test_a_failed_request_shows_the_cause() -> None:
-    """What the client got in the header, what each attempt failed with below its bar; no parts, because none add up."""
-    lines = picture(told(made.failed(1, cause="no pair is left")), PLAIN)
+@pytest.mark.parametrize("cause", ["NO_ENGINES: no pair is left", "no pair is left"])
+def test_a_failed_request_shows_the_cause(cause: str) -> None:
+    """What the client got in the header, its reason once; what each attempt failed with below its bar; no parts, as
+    none add up."""
+    lines = picture(told(made.failed(1, cause=cause)), PLAIN)
     assert "failed: NO_ENGINES: no pair is left" in lines
     assert any("no first token" in line for line in lines)
     attempt = next(n for n, line in enumerate(lines) if line.lstrip().startswith("attempt"))

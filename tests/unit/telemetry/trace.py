@@ -44,20 +44,21 @@ class Trace:
             part: self.figure(names.ttft_part(part)) for part in every if names.ttft_part(part) in self.root.attributes
         }
 
-    def check(self) -> None:
-        """What holds of every trace: names, ids, places."""
+    def check(self, off_ns: int = 0) -> None:
+        """What holds of every trace: names, ids, places. `off_ns`: what two of its times may be off against each
+        other, where they have come as floats."""
         assert self.root.name == names.REQUEST
         assert {span.name for span in self.spans} <= names.SPANS
         assert {span.trace_id for span in self.spans} == {self.root.trace_id}
         below: dict[str, list[Span]] = {}
         for span in self.spans[1:]:
             parent = self.by_id[span.parent_id]
-            assert parent.start_ns <= span.start_ns < span.end_ns <= parent.end_ns, span
+            assert parent.start_ns - off_ns <= span.start_ns < span.end_ns <= parent.end_ns + off_ns, span
             below.setdefault(span.parent_id, []).append(span)
         for siblings in below.values():
             ordered = sorted(siblings, key=lambda span: span.start_ns)
             for earlier, later in itertools.pairwise(ordered):
-                assert later.start_ns - earlier.end_ns >= 2_000, (earlier.name, later.name)
+                assert later.start_ns - earlier.end_ns >= 2_000 - off_ns, (earlier.name, later.name)
         for span in self.spans:
             assert all(link.span_id in self.by_id for link in span.links)
         if names.TTFT in self.root.attributes:

@@ -1,0 +1,173 @@
+"""What tracing adds to a request's TTFT: pairs of runs at half of what the machine can bear, with and without it.
+
+A run has a proxy and engines of its own, since two processes of one program differ for all their life. The load is
+an open loop: requests start at fixed times, whatever became of those before.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from pdserve.proxy.bench_rig import Ask, One, asking, batches, collecting, cpu_seconds, standing
+from pdserve.rpc.errors import Unavailable
+
+GROWTH_TARGET: Final = 3.0
+"""Percent of the TTFT without tracing, at most."""
+ADDED_TARGET: Final = 0.2
+"""Milliseconds; it is enough to meet one of the two."""
+_LEVELS: Final = (8, 32, 64)
+"""Requests in flight among which the most that the machine can bear is looked for."""
+_WARM: Final = 200
+"""First requests of a proxy's life, which do not count."""
+_TAIL_S: Final = 30.0
+"""Longest wait for what is still in flight when the last request of a run has been started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measurement against its target; `target` None: a number to know, without one."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None
+    met: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run."""
+
+    p50: float
+    """Seconds, as the other."""
+    late: float
+    """How much later than it should have the client started requests, the p99."""
+    cpu: float
+    """Of the proxy, for one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two runs, one after the other."""
+
+    on: Run
+    off: Run
+
+
+async def run(ask: Ask, pairs: int, seconds: float, say: Callable[[str], None]) -> list[Result]:
+    """Measures.
+
+    Raises:
+        Unavailable: the load was not borne, or no trace was sent where all should have been.
+        ExceptionGroup: a request failed.
+    """
+    most = await saturation(ask, seconds)
+    rate = most / 2
+    say(f"{ask.face}, {ask.mode}, {ask.tokens} tokens: saturated at {most:.0f} requests/s, measured at {rate:.0f}")
+    found: list[Pair] = []
+    for number in range(pairs):
+        runs: dict[bool, Run] = {}
+        for traced in (True, False) if number % 2 else (False, True):
+            runs[traced] = await _one_run(ask, rate, seconds, traced=traced)
+        found.append(Pair(runs[True], runs[False]))
+        on, off = (one.p50 * 1e3 for one in (found[-1].on, found[-1].off))
+        say(f"pair {number + 1}: TTFT p50 {on:.3f} ms on, {off:.3f} ms off")
+    return results(found)
+
+
+def results(pairs: Sequence[Pair]) -> list[Result]:
+    """Medians of both sides, and what lies between them."""
+    on, off = (median(values) * 1e3 for values in ([p.on.p50 for p in pairs], [p.off.p50 for p in pairs]))
+    added = on - off
+    growth = added / off * 100
+    met = growth <= GROWTH_TARGET or added <= ADDED_TARGET
+    cpu_on, cpu_off = (median(values) * 1e3 for values in ([p.on.cpu for p in pairs], [p.off.cpu for p in pairs]))
+    each = ", ".join(f"{(pair.on.p50 - pair.off.p50) * 1e3:+.3f}" for pair in pairs)
+    late = max(run.late for pair in pairs for run in (pair.on, pair.off)) * 1e3
+    detail = f"{added:+.3f} ms (or at most {ADDED_TARGET} ms); by pairs: {each}; started late by {late:.1f} ms at p99"
+    return [
+        Result("tracing: TTFT off", off, "ms", None, True, f"median of {len(pairs)} runs' p50"),
+        Result("tracing: TTFT on", on, "ms", None, True, "the same"),
+        Result("tracing: CPU", cpu_on - cpu_off, "ms/request", None, True, f"{cpu_on:.2f} on, {cpu_off:.2f} off"),
+        Result("tracing: growth", growth, "% of TTFT", GROWTH_TARGET, met, detail),
+    ]
+
+
+def line(result: Result) -> str:
+    """How a result is printed: as those of the other benchmarks."""
+    verdict = f"{'no target':18}"
+    if result.target is not None:
+        verdict = f"target {result.target:<4} {'met' if result.met else 'MISSED':6}"
+    return f"{result.name:22} {result.value:6.2f} {result.unit:11} {verdict}  {result.detail}"
+
+
+async def saturation(ask: Ask, seconds: float) -> float:
+    """Requests a second that are answered while always as many are in flight as serves the machine best."""
+    async with standing() as at, asking(at, ask) as one:
+        await _closed(one, 8, _WARM)
+        best = 0.0
+        for in_flight in _LEVELS:
+            best = max(best, await _for(one, in_flight, seconds / len(_LEVELS)))
+    return best
+
+
+async def _one_run(ask: Ask, rate: float, seconds: float, *, traced: bool) -> Run:
+    async with collecting() as collector:  # in both, so that the machine has as many processes
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}"} if traced else {}
+        async with standing(environ) as at, asking(at, ask) as one:
+            await _closed(one, 8, _WARM)
+            before = await batches(collector)
+            measured = await _open(one, rate, seconds, at.pid)
+            sent = await batches(collector) - before
+    if traced != (sent > 0):
+        raise Unavailable(f"{sent} batches of spans came in a run {'with' if traced else 'without'} tracing")
+    return measured
+
+
+async def _closed(one: One, in_flight: int, requests: int) -> None:
+    left = iter(range(requests))
+
+    async def worker() -> None:
+        for _ in left:
+            await one()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(worker())
+
+
+async def _for(one: One, in_flight: int, seconds: float) -> float:
+    begun, done = time.perf_counter(), 0
+
+    async def worker() -> None:
+        nonlocal done
+        while time.perf_counter() - begun < seconds:
+            await one()
+            done += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(worker())
+    return done / (time.perf_counter() - begun)
+
+
+async def _open(one: One, rate: float, seconds: float, proxy: int) -> Run:
+    lateness: list[float] = []
+    tasks: list[asyncio.Task[float]] = []
+    cpu, begun = cpu_seconds(proxy), time.perf_counter()
+    try:
+        async with asyncio.timeout(seconds + _TAIL_S), asyncio.TaskGroup() as group:
+            for number in range(max(1, int(rate * seconds))):
+                due = begun + number / rate
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                lateness.append(time.perf_counter() - due)
+                tasks.append(group.create_task(one()))
+    except TimeoutError:
+        raise Unavailable(f"{rate:.0f} requests/s are not borne: {_TAIL_S:g} s later some are still open") from None
+    lateness.sort()
+    spent = (cpu_seconds(proxy) - cpu) / len(tasks)
+    return Run(median(task.result() for task in tasks), lateness[len(lateness) * 99 // 100], spent)
