@@ -46,7 +46,7 @@ _FAULTS: Final[dict[Fault, tuple[str, str]]] = {
         "at once, by the engines themselves: `KVD_UNAVAILABLE`",
     ),
     Fault.PROXY_KILLED: (
-        "`UNAVAILABLE`; the SDK sends again where nothing has been streamed",
+        "`UNAVAILABLE`; the SDK sends again for about a second where nothing has been streamed",
         "at once, by the services: their calls end",
     ),
     Fault.END_DROPPED: (

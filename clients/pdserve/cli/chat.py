@@ -90,7 +90,8 @@ class Conversation:
             self._facts = "the last answer was stopped"
         except PdserveError as error:
             # The question is not kept: asking it again is one key away.
-            print(f"\npdserve: {error.message} ({error.reason})", file=sys.stderr)
+            begun = "\n" if any(said) else ""
+            print(f"{begun}pdserve: {error.message} ({error.reason})", file=sys.stderr)
             return
         print()
         self._turns = [*asked, Message("assistant", "".join(said))]

@@ -1,13 +1,14 @@
 """A deployment's processes, owned: started in order, waited for, kept, drained in the order that loses nothing.
 
 Start: kvd, then engines and proxy side by side. One that dies later is started again by its keeper, by itself: the
-others find it at its address. Drain: proxy first (it takes no more and finishes
-what it has, for which it needs the engines), then engines, then kvd; last the trace store, which takes what the proxy
-had left to say.
+others find it at its address. When the trace store has ended for good the others go on without it. Drain: proxy first
+(it takes no more and finishes what it has, for which it needs the engines), then engines, then kvd; last the trace
+store, which takes what the proxy had left to say.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -22,6 +23,8 @@ from pdserve.client import AsyncClient, Engine, PdserveError, Retry, Unavailable
 _POLL = 0.25
 """Seconds between two looks at what is not ready yet."""
 _DRAIN: Sequence[Kind] = ("proxy", "engine", "kvd", "traces")
+_OPTIONAL: Mapping[Kind, str] = {"traces": "traces are not kept any more"}
+"""What a deployment serves without, and what it says when one of them has ended for good."""
 
 
 class Fleet:
@@ -39,6 +42,7 @@ class Fleet:
         self._pause_step = pause_step
         self._patience = 0.0
         self._keepers: list[Keeper] = []
+        self._done_without: set[str] = set()
         self._guard: Guard | None = None
         self._lost: asyncio.Queue[PdserveError] = asyncio.Queue()
         self.changed: Callable[[], None] = lambda: None
@@ -48,8 +52,11 @@ class Fleet:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name; of one that is about to be started again, the old one."""
-        return {keeper.name: keeper.pid for keeper in self._keepers if keeper.pid}
+        """Process ids by name; of one that is about to be started again, the old one; none of one
+        that the deployment goes on without."""
+        return {
+            keeper.name: keeper.pid for keeper in self._keepers if keeper.pid and keeper.name not in self._done_without
+        }
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -76,7 +83,7 @@ class Fleet:
             raise Unavailable(f"not ready within {timeout:g} s: {await self._unready()}") from None
 
     async def unless_one_dies(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` to its end, and ends it where a process dies first for good.
+        """Runs `work` to its end, and ends it where a process that is needed dies first for good.
 
         Raises:
             Unavailable: a process ended and is not started again; or what `work` raises.
@@ -91,7 +98,7 @@ class Fleet:
             await asyncio.gather(doing, death, return_exceptions=True)
 
     async def died(self) -> NoReturn:
-        """Waits for a process to end without being asked to, and for good.
+        """Waits for a process that is needed to end without being asked to, and for good.
 
         Raises:
             Unavailable: one did; the message has the end of its log.
@@ -164,7 +171,17 @@ class Fleet:
             allowance = Allowance(self._restarts, self._pause_step)
             keeper = Keeper(process, self._guard, self._board, allowance, patience=self._patience)
             self._keepers.append(keeper)
-            await keeper.start(self._lost.put_nowait, lambda: self.changed())
+            await keeper.start(partial(self._ended, keeper), lambda: self.changed())
+
+    def _ended(self, keeper: Keeper, error: PdserveError) -> None:
+        """For good. One that never served is a mistake in the start, whatever it is for."""
+        said = _OPTIONAL.get(keeper.plan.kind)
+        if said is None or not keeper.has_served:
+            self._lost.put_nowait(error)
+            return
+        self._done_without.add(keeper.name)
+        self._board.say(f"{said}; {error.message}")
+        self.changed()
 
     async def _all_serving(self, processes: Sequence[Process]) -> None:
         left = list(processes)

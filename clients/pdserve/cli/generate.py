@@ -4,10 +4,14 @@ import argparse
 import dataclasses
 import json
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from pdserve.cli import options
-from pdserve.rpc.errors import EmptyPrompt
+from pdserve.rpc.errors import EmptyPrompt, PdserveError
+
+if TYPE_CHECKING:
+    from pdserve.client import Delta
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,16 +34,28 @@ def run(args: argparse.Namespace) -> int:
 
     with Client(target) as client, client.stream(prompt, **options.call_fields(args)) as stream:
         if not args.json:
-            for delta in stream:
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
+            _print(stream)
         done = stream.completion()
     if args.json:
         print(json.dumps(dataclasses.asdict(_plain(done)), indent=2, ensure_ascii=False))
     elif not args.quiet:
         print(text.summary(done), file=sys.stderr)
     return 0
+
+
+def _print(deltas: "Iterable[Delta]") -> None:
+    begun = False
+    try:
+        for delta in deltas:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+            begun = begun or bool(delta.text)
+    except (PdserveError, KeyboardInterrupt):
+        # A file gets the text as it came; on a terminal what is said next needs its own line.
+        if begun and sys.stdout.isatty():
+            print(flush=True)
+        raise
+    sys.stdout.write("\n")
 
 
 def _plain(done: Any) -> Any:

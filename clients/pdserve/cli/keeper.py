@@ -1,7 +1,7 @@
 """One process of a deployment through all its lives: started, watched, started again when it dies, stopped once.
 
 starting ──▶ serving ──▶ dead ──▶ what it left is killed ──▶ pause ──▶ starting ...
-    └──────────────────────┴─ never served, or no restart left: lost, which ends the deployment
+    └──────────────────────┴─ never served, or no restart left: lost, which ends the deployment if it needs the process
 """
 
 import asyncio
@@ -35,7 +35,8 @@ class Keeper:
         self._patience = patience
         self._child: Child | None = None
         self._task: asyncio.Task[None] | None = None
-        self._has_served = False
+        self.has_served = False
+        """Whether somebody saw it serve; only then is it started again."""
         self.away = False
         """Whether it has died and does not serve again yet."""
 
@@ -77,7 +78,7 @@ class Keeper:
 
     def served(self) -> None:
         """Somebody saw it serve: from now on it may be started again."""
-        self._has_served = True
+        self.has_served = True
 
     async def let_go(self) -> None:
         """From now on its end is nobody's business, and it is not started again; safe twice."""
@@ -114,7 +115,7 @@ class Keeper:
         who = f"{self.name} (pid {child.pid}) {how}"
         self.away = True
         self._board.show(self.name, how)
-        pause = self._allowance.take() if self._has_served else None
+        pause = self._allowance.take() if self.has_served else None
         if pause is None:
             last = f" after restart {self.restarts} of {self._allowance.most}" if self.restarts else ""
             raise Unavailable(f"{who}{last}; the end of its log {self.plan.log}:\n{child.log_tail()}")

@@ -3,8 +3,12 @@
 import argparse
 import dataclasses
 import json
+from typing import TYPE_CHECKING
 
 from pdserve.cli import options
+
+if TYPE_CHECKING:
+    from pdserve.cli.deployment import Deployment
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the topology, and the processes where it is a deployment of `pdserve up` here."""
+    """Prints the topology, and addresses and processes where it is a deployment of `pdserve up` here."""
     from pdserve.cli import deployment
 
     record = None if args.target else deployment.find(args.state_dir)
@@ -36,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"proxy {target}: mode {topology.default_mode or 'unknown'}, {topology.in_flight} in flight, ", end="")
     print(f"{topology.queued} queued")
+    if record:
+        print(f"gRPC {record.grpc}, HTTP {record.http}/v1, traces {_traces(record)}")
     header = ("engine", "role", "model", "address", "state", "KV tokens free", "running", "waiting", "last beat")
     rows = [
         (
@@ -59,3 +65,9 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(f"\n{text.table(('process', 'pid', 'restarts', 'metrics'), lines)}")
     return 0
+
+
+def _traces(record: "Deployment") -> str:
+    if not record.traces:
+        return "not kept here"
+    return record.traces if "traces" in record.processes else "not kept any more"

@@ -38,7 +38,7 @@ def summary(done: Completion) -> str:
     """One answer's facts in one line."""
     usage, timings = done.usage, done.timings
     facts = [
-        done.mode or "colocated",
+        done.mode or _alone(done),
         f"{usage.prompt_tokens} tokens in ({usage.cached_tokens} cached), {usage.completion_tokens} out",
         f"TTFT {milliseconds(timings.ttft_seconds)} ms",
         f"{timings.e2e_seconds:.2f} s in all",
@@ -47,7 +47,12 @@ def summary(done: Completion) -> str:
         speed = done.transfer.gigabytes_per_second
         facts.append(f"KV {size(done.kv_bytes)} over {done.transport} at {speed:.2f} GB/s")
     if done.fallbacks:
-        facts.append(f"{done.fallbacks} fallbacks")
+        facts.append(f"{done.fallbacks} fallback{'s' if done.fallbacks > 1 else ''}")
     if done.continuations:
         facts.append(f"continued {done.continuations} times")
     return ", ".join([*facts, f"request {done.request_id}"])
+
+
+def _alone(done: Completion) -> str:
+    """Who answered where nothing was handed over. A colocated engine that took over recomputes nothing."""
+    return "computed by decode" if done.fallbacks and done.recomputed_tokens else "colocated"

@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from pdserve.rpc.errors import ConfigError, DeadlinePassed, InvalidRequest, Unav
 
 Json = dict[str, Any]
 _INSTEAD = "name a trace store with --traces URL"
+_EXPORT = 2.0
+"""Seconds within which the proxy's export of a request that has just ended has come to the store."""
+_POLL = 0.1
+"""Seconds between two looks for it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,13 +67,21 @@ def _address(args: argparse.Namespace) -> str:
 
 def _trace_id(store: "TraceStore", wanted: str | None) -> str:
     """The trace of the request that is meant; the newest one's if none is named."""
-    found = store.requests(limit=2, **({"id": wanted} if wanted else {}))
+    found = _exported(store, wanted) if wanted else store.requests(limit=2)
     if not found:
         raise InvalidRequest(f"no request {wanted!r} is in the trace store" if wanted else "no request has been traced")
     traces = {row["trace_id"] for row in found}
     if wanted and len(traces) > 1 and wanted not in traces:
         raise InvalidRequest(f"{wanted!r} may be {' or '.join(sorted(traces))}: say more of it")
     return str(wanted if wanted in traces else found[0]["trace_id"])
+
+
+def _exported(store: "TraceStore", wanted: str) -> list[Json]:
+    """Requests that this may name; none only if none has come within _EXPORT."""
+    until = time.monotonic() + _EXPORT
+    while not (found := store.requests(limit=2, id=wanted)) and time.monotonic() < until:
+        time.sleep(_POLL)
+    return found
 
 
 class TraceStore:

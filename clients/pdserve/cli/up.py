@@ -152,7 +152,8 @@ def how_to_call(made: "Plan", elsewhere: str) -> str:
     http = made.http
     shown = f"\n  traces  {made.traces}   (a page; Jaeger's API)" if made.traces else ""
     look = f"\n  pdserve trace --last{elsewhere}" if made.traces else ""
-    body = f'{{"model": "{made.spec.served_name}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
+    body = f'{{"model": "{made.spec.served_name}", "messages": [{{"role": "user", "content": "Hi"}}], '
+    body += '"max_tokens": 32, "stream": true}'
     return f"""
 ready
 

@@ -9,6 +9,8 @@ Options = Sequence[tuple[str, int]]
 CHANNEL_OPTIONS: Options = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    # What keepalive's timeout is for: without it a connection that swallows pings is given up only after a minute.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 << 20),

@@ -145,15 +145,15 @@ def _check_prompt(ask: Ask) -> None:
 
 def _check_sampling(sampling: Sampling, bounds: Bounds) -> None:
     if sampling.max_tokens is not None and not 1 <= sampling.max_tokens < _UINT32:
-        raise _bad("max_tokens", "at least 1", sampling.max_tokens)
+        raise _bad("max_tokens", f"from 1 to {_UINT32 - 1}", sampling.max_tokens)
     if not 0 <= sampling.min_tokens < _UINT32:
-        raise _bad("min_tokens", "at least 0", sampling.min_tokens)
+        raise _bad("min_tokens", f"from 0 to {_UINT32 - 1}", sampling.min_tokens)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise _bad("min_tokens", f"at most max_tokens ({sampling.max_tokens})", sampling.min_tokens)
     _within("temperature", sampling.temperature, 0.0, 2.0)
     _within("top_p", sampling.top_p, 0.0, 1.0, above=True)
     if sampling.top_k is not None and not 0 <= sampling.top_k < _UINT32:
-        raise _bad("top_k", "at least 0", sampling.top_k)
+        raise _bad("top_k", f"from 0 to {_UINT32 - 1}", sampling.top_k)
     _within("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     _within("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     _within("repetition_penalty", sampling.repetition_penalty, 0.0, math.inf, above=True)
@@ -183,5 +183,12 @@ def _within(name: str, value: float | None, low: float, high: float, *, above: b
 
 
 def _bad(param: str, wanted: str, got: float | None = None) -> InvalidRequest:
-    said = f"{param} must be {wanted}" if got is None else f"{param} must be {wanted}, not {got:g}"
+    said = f"{param} must be {wanted}" if got is None else f"{param} must be {wanted}, not {_shown(got)}"
     return InvalidRequest(said, param=param)
+
+
+def _shown(number: float) -> str:
+    """As it was given, if it is short."""
+    if isinstance(number, float):
+        return f"{number:g}"
+    return str(number) if abs(number) < _INT64 << 1 else "a number of more than 64 bits"

@@ -255,6 +255,23 @@ async def test_streams_that_make_no_sense_end_with_a_reason(
     assert await works(kvd)
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", PREFACE, PREFACE + b"\xff" * 4096], ids=range(5)
+)
+async def test_bytes_that_are_no_grpc_harm_nobody(kvd: RunningKvd, data: bytes) -> None:
+    """Nothing, noise, another protocol, and noise behind a right beginning: the engines of others go on."""
+    _, writer = await asyncio.open_unix_connection(kvd.socket)
+    writer.write(data)
+    await writer.drain()
+    assert await works(kvd)
+    writer.transport.abort()
+    assert await works(kvd)
+    assert kvd.node.defects == 0
+
+
 async def test_who_does_not_read_is_bounded_and_its_engine_ended(tmp_path: Path) -> None:
     """More waits for a participant than the bound: its epoch ends, its memory is dropped, and its
     stream ends with OVERLOADED once it reads on. (A stream that nobody reads stands for it.)"""

@@ -116,7 +116,7 @@ def test_the_deployment_answers_through_every_command(fleet: Up) -> None:
     status = run("status", *where)
     assert status.returncode == 0, status.stderr
     engines, _, processes = status.stdout.partition("\n\n")
-    assert [line.split()[1] for line in engines.splitlines()[3:]].count("prefill") == 1
+    assert [line.split()[1] for line in engines.splitlines()[4:]].count("prefill") == 1
     assert {line.split()[0] for line in processes.splitlines()[2:]} == set(fleet.record()["processes"])
     chat = subprocess.run(
         [*PDSERVE, "chat", "--max-tokens", "4", *where], input="hi\n", capture_output=True, text=True, timeout=50

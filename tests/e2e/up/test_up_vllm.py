@@ -258,7 +258,7 @@ def test_status_and_generate_as_json(fleet: "Fleet", words: Words) -> None:
     fleet.idle(within=10.0)
     status = fleet.up.command("status")
     assert status.returncode == 0, status.stderr
-    rows = [line.split() for line in status.stdout.partition("\n\n")[0].splitlines()[3:]]
+    rows = [line.split() for line in status.stdout.partition("\n\n")[0].splitlines()[4:]]
     assert sorted(row[1] for row in rows) == ["both", "decode", "prefill"]
     assert {row[4] for row in rows} == {"ready"}
     prompt = words(100)

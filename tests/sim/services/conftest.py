@@ -48,8 +48,9 @@ class Legs:
         ticket: bytes = b"",
         locator: bytes = b"",
         max_tokens: int = 4,
+        on_failure: common_pb2.FailurePolicy.ValueType = common_pb2.FAILURE_POLICY_FAIL,
     ) -> Any:
-        """The call of a decode leg for greedy tokens: a READ with a ticket, else a WRITE; policy fail."""
+        """The call of a decode leg for greedy tokens: a READ with a ticket, else a WRITE."""
         card = self._fleet.card
         source = decode_pb2.KvSource(transfer_id=transfer_id, mode=_MODES["read" if ticket else "write"])
         if ticket:
@@ -61,7 +62,7 @@ class Legs:
             prompt_token_ids=prompt,
             sampling=common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0),
             source=source,
-            on_failure=common_pb2.FAILURE_POLICY_FAIL,
+            on_failure=on_failure,
         )
         stub = decode_pb2_grpc.DecodeStub(await self._fleet.channel(card(service).address))
         return stub.Decode(request, timeout=DEADLINE_S)

@@ -15,7 +15,7 @@ from pdserve.api.serving.v1 import serving_pb2
 from pdserve.cli import deployment
 from pdserve.cli.__main__ import COMMANDS, main
 from pdserve.cli.plan import Ports, Spec, make_plan
-from pdserve.client import NoEngines, Overloaded
+from pdserve.client import InvalidRequest, NoEngines, Overloaded
 from pdserve.client.testing import FakeProxy
 
 
@@ -78,6 +78,49 @@ def test_an_error_is_one_sentence_with_its_reason(proxy: FakeProxy, capsys: pyte
     assert err == "pdserve: the last decode engine is gone (NO_ENGINES)\n"
 
 
+class Terminal(io.StringIO):
+    """Takes what is printed, as a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(("said", "shown"), [(("Hel",), "Hel\npdserve: gone"), ((), "pdserve: gone")])
+def test_an_error_has_a_line_of_its_own_on_a_terminal(
+    proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch, command: str, said: tuple[str, ...], shown: str
+) -> None:
+    """Text that was streamed is ended first; where there is none, no line is left empty."""
+    proxy.answer(*said, error=InvalidRequest("gone"))
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+    main([command, *(["Hi"] if command == "generate" else []), "--target", proxy.target])
+    assert screen.getvalue().startswith(f"{shown} (INVALID_REQUEST)\n")
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "recomputed", "says"),
+    [
+        (1, 4, ("computed by decode, 4", ", 1 fallback, ")),
+        (2, 0, ("colocated, 4", ", 2 fallbacks, ")),
+        (0, 0, ("colocated, 4",)),
+    ],
+)
+def test_the_facts_say_who_computed(
+    proxy: FakeProxy, capsys: pytest.CaptureFixture[str], fallbacks: int, recomputed: int, says: tuple[str, ...]
+) -> None:
+    """Without a hand-over: decode, where one failed and decode computed the prompt; else a colocated engine."""
+    usage = serving_pb2.Usage(prompt_tokens=4, completion_tokens=2)
+    facts = serving_pb2.Finished(usage=usage, fallbacks=fallbacks, recomputed_tokens=recomputed)
+    proxy.answer("Hello", finished=facts)
+    assert main(["generate", "Hi", "--target", proxy.target]) == 0
+    err = capsys.readouterr().err
+    assert all(words in err for words in says)
+    assert err.startswith(says[0])
+
+
 def test_chat_keeps_the_conversation(
     proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +179,27 @@ def test_status_shows_the_processes_of_a_deployment_here(
         "restarts": 2,
         "metrics": "http://127.0.0.1:2/metrics",
     }
+
+
+@pytest.mark.parametrize(
+    ("kept", "pids", "says"),
+    [
+        (True, {"traces": 71}, "traces http://127.0.0.1:7"),
+        (True, {}, "traces not kept any more"),
+        (False, {}, "traces not kept here"),
+    ],
+)
+def test_status_begins_with_where_the_deployment_is(
+    proxy: FakeProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: bool, pids: dict[str, int], says: str
+) -> None:
+    """gRPC, HTTP and traces, as its record has them; a trace store that is gone is not pointed to."""
+    spec = Spec(engine="sim", traces=kept)
+    made = make_plan(spec, tmp_path, Ports(1, 2, 3, (4, 5), 6, 7), "python", ())
+    with deployment.claimed(tmp_path):
+        deployment.publish(tmp_path, dataclasses.replace(made, grpc=proxy.target), pids, dict.fromkeys(pids, 0))
+        assert main(["status", "--state-dir", str(tmp_path)]) == 0
+    head = capsys.readouterr().out.splitlines()[1]
+    assert head == f"gRPC {proxy.target}, HTTP http://127.0.0.1:2/v1, {says}"
 
 
 @pytest.mark.parametrize("count", ["-1", "some"])

@@ -95,6 +95,40 @@ async def test_one_more_death_is_the_end(folder: Path, board: Board, out: io.Str
     assert out.getvalue().count("decode-0: starting") == 2
 
 
+async def test_the_deployment_goes_on_without_its_trace_store(folder: Path, board: Board, out: io.StringIO) -> None:
+    """The last death of the trace store is said, and the record no longer has its process; nothing else ends."""
+    async with Fleet(fake_plan(folder, traces=True), board, restarts=1) as fleet:
+        await fleet.start(WAIT)
+        death = asyncio.create_task(fleet.died())
+        kill(fleet, "traces")
+        await until(lambda: fleet.restarts["traces"] == 1 and not fleet.away)
+        told = asyncio.Event()
+        fleet.changed = told.set
+        kill(fleet, "traces")
+        await asyncio.wait_for(told.wait(), WAIT)
+        assert set(fleet.pids) == set(NAMES)
+        assert set(await fleet.engines()) == {"prefill-0", "decode-0"}
+        assert not death.done()
+        kill(fleet, "kvd")  # still kept
+        await until(lambda: fleet.restarts["kvd"] == 1)
+        death.cancel()
+        await asyncio.gather(death, return_exceptions=True)
+    assert re.search(
+        r"traces are not kept any more; traces \(pid \d+\) .* after restart 1 of 1; the end", out.getvalue()
+    )
+
+
+async def test_a_trace_store_that_never_served_is_the_end(folder: Path, board: Board) -> None:
+    """A start that cannot keep the traces it was asked to keep fails, and says why."""
+    plan = fake_plan(folder, traces=True)
+    broken = tuple(
+        dataclasses.replace(p, argv=(*p.argv, "--die", "3")) if p.kind == "traces" else p for p in plan.processes
+    )
+    async with Fleet(dataclasses.replace(plan, processes=broken), board) as fleet:
+        with pytest.raises(Unavailable, match=r"traces .* ended with status 3"):
+            await fleet.start(WAIT)
+
+
 async def test_one_that_never_served_is_not_started_again(folder: Path, board: Board, out: io.StringIO) -> None:
     """What cannot start will not start the next time: it is named at once, whatever may be started again."""
     async with Fleet(fake_plan(folder, decode_0=("--die", "3")), board, restarts=9) as fleet:

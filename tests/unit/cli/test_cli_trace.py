@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from pdserve.cli import deployment, traces, up
+from pdserve.cli import trace as trace_command
 from pdserve.cli.__main__ import main
 from pdserve.cli.board import Board
 from pdserve.cli.fleet import Fleet
 from pdserve.cli.plan import Ports, Spec, make_plan
 from pdserve.cli.waterfall import Style, listing, picture, whole_microseconds
+from pdserve.rpc.errors import InvalidRequest
 from pdserve.traces import answers, otlp, requests
 from tests.unit.cli.fakes import WAIT, fake_plan
 from tests.unit.traces import made
@@ -228,6 +230,31 @@ def test_where_it_asks(other: str, tmp_path: Path, capsys: pytest.CaptureFixture
         assert says in capsys.readouterr().err
 
 
+class Late:
+    """A trace store that has a request at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def requests(self, **query: Any) -> list[dict[str, Any]]:
+        self.looks += 1
+        return [{"trace_id": "t1"}] if self.looks > 2 and query.get("id") == "cmpl-1" else []
+
+
+def test_a_request_that_has_just_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its export is on its way: a name is looked for again, but not for ever, and the newest one is asked for once."""
+    monkeypatch.setattr(trace_command, "_POLL", 0.0)
+    late: Any = Late()
+    assert trace_command._trace_id(late, "cmpl-1") == "t1"
+    monkeypatch.setattr(trace_command, "_EXPORT", 0.05)
+    with pytest.raises(InvalidRequest, match="no request 'cmpl-2' is in the trace store"):
+        trace_command._trace_id(late, "cmpl-2")
+    newest: Any = Late()
+    with pytest.raises(InvalidRequest, match="no request has been traced"):
+        trace_command._trace_id(newest, None)
+    assert newest.looks == 1
+
+
 @pytest.mark.parametrize("words", [[], ["a", "--last"], ["--last", "0"], ["--last", "x"]])
 def test_one_of_id_and_last_is_needed(words: list[str]) -> None:
     """A wrong command line has status 2."""
@@ -288,6 +315,9 @@ def test_a_deployment_with_traces_has_one_process_more() -> None:
     assert [p.name for p in plan.processes if "OTEL_EXPORTER_OTLP_ENDPOINT" in p.env] == ["proxy"]
     assert proxy.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:6"
     assert plan.traces in up.how_to_call(plan, "")
+    body = re.search(r"-d '(.*)'", up.how_to_call(plan, ""))
+    assert body is not None
+    assert json.loads(body[1])["max_tokens"] == 32
     alone = make_plan(Spec(engine="sim"), Path("/tmp/s"), ports, "python", ())
     assert len(alone.processes) == len(plan.processes) - 1
     assert "trace" not in up.how_to_call(alone, "")
