@@ -11,6 +11,7 @@ READ   prefill ──ready──▶ decode(ticket) ──tokens──▶        
 """
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
 
+LATE_CAUSE = 0.2
+"""Seconds that decode's word on a failed prefill waits for prefill's own."""
 LATE_READY = 1.0
 """Seconds that a complete answer waits for the facts of a prefill that has not reported yet (WRITE)."""
 
@@ -85,6 +88,7 @@ class Attempt:
         self._prefill: Leg[PrefillEvent] | None = None
         self._decode: Leg[DecodeEvent] | None = None
         self._offered = asyncio.Event()
+        self._prefill_over = asyncio.Event()
         self._cut_off: asyncio.TimerHandle | None = None
         self._ended = False
         self._end_error: PdserveError | None = None
@@ -143,8 +147,7 @@ class Attempt:
             try:
                 event = await self._decode.receive()
             except TransferFailed as error:
-                cause = self.prefill_error  # says more, unless it only echoes decode's
-                raise (error if cause is None or isinstance(cause, TransferFailed) else cause) from None
+                raise await self._cause(error) from None
             if isinstance(event, Tokens):
                 await failpoint(Point.PROXY_TOKEN)
                 self._last_token_ns = self._clock.monotonic_ns()
@@ -287,6 +290,7 @@ class Attempt:
             leg.cancel(RequestCancelled("the proxy let go of this transfer"))
             self._grant.release_prefill()
             self._offered.set()
+            self._prefill_over.set()
 
     def _prefill_failed(self, error: PdserveError) -> None:
         self.prefill_error = error
@@ -306,6 +310,16 @@ class Attempt:
             self._decode.cancel(error)
         else:
             self._cut_off = asyncio.get_running_loop().call_later(self._brief.grace, self._decode.cancel, error)
+
+    async def _cause(self, error: TransferFailed) -> PdserveError:
+        """Why decode's hand-over failed: what prefill's own leg says, unless that only echoes decode's. Where decode
+        says that prefill is at fault, kvd's word may have come sooner than prefill's own."""
+        if isinstance(error, PeerLost | ProducerFailed) and self._prefill is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LATE_CAUSE):
+                    await self._prefill_over.wait()
+        cause = self.prefill_error
+        return error if cause is None or isinstance(cause, TransferFailed) else cause
 
     def _raise_if_closed(self) -> None:
         if self._end_error is not None:

@@ -256,6 +256,20 @@ async def test_a_producer_lost_after_its_offer_gets_a_grace() -> None:
     await rig.nothing_is_held()
 
 
+async def test_decodes_word_on_prefill_waits_for_prefills_own() -> None:
+    """WRITE: kvd tells decode of a dead producer before the proxy hears of it. The engine's death is the cause, which a
+    request that may not fail a hand-over survives on another pair."""
+    rig = Rig()
+    run = rig.start(rig.job(Mode.WRITE, on_failure=OnFailure.FAIL))
+    decode, prefill = await rig.legs.nth_decode(0), await rig.legs.nth_prefill(0)
+    decode.fail(PeerLost("rank 0 is gone"))
+    await decode.ended.wait()
+    prefill.fail(EngineDied("killed"))
+    with pytest.raises(EngineDied):
+        await run.task
+    await rig.nothing_is_held()
+
+
 async def test_a_producer_lost_with_its_offer_never_reaches_decode() -> None:
     """Offered and lost in the same turn of the loop: decode is not opened for what is not there."""
     rig = Rig()
