@@ -265,11 +265,15 @@ async def test_recomputing_is_counted_where_it_happens(launch: Launch, prompt: P
 async def test_a_refused_recompute_is_counted(launch: Launch, prompt: Prompt) -> None:
     """A service that may compute no prompt counts the one that it refused, and computes none."""
     fleet = await launch(bandwidth=FAST, decodes=0, prefix_cache=False)
-    await fleet.host("decode", config=DecodeConfig(recomputing=0), cost=SLOW)
+    decode = await fleet.host("decode", config=DecodeConfig(recomputing=0), cost=SLOW)
     fleet.faults.script += [None, Fault.FAIL]
+    decode.steps.shut()  # the service hears of the failure before the engine can compute the prompt
+    asking = asyncio.create_task(fleet.ask(prompt(READ_PROMPT), mode="read", on_failure="recompute", n=2))
+    await fleet.until(lambda: service(decode).of(c.ENGINE_RECOMPUTES_REFUSED) == 1)
+    decode.steps.open()
     with contextlib.suppress(errors.TransferFailed):  # it is tried again unless the other answer has begun
-        await fleet.ask(prompt(READ_PROMPT), mode="read", on_failure="recompute", n=2)
-    told = service(fleet.decodes[0])
+        await asking
+    told = service(decode)
     assert (told.of(c.ENGINE_RECOMPUTES), told.of(c.ENGINE_RECOMPUTES_REFUSED)) == (0, 1)
 
 
