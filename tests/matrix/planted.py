@@ -115,10 +115,10 @@ def _never_said_again() -> None:
 def _time_goes_on() -> None:
     """kvd holds the time that it was stopped against those who were waiting for it."""
 
-    def _notice_standstill(self: Node) -> None:
-        pass
+    def _heard(self: Node) -> float:
+        return self.now()
 
-    _replace(Node, "_notice_standstill", _notice_standstill)
+    _replace(Node, "_heard", _heard)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
