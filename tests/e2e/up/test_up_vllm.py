@@ -189,7 +189,7 @@ def test_the_commands_that_up_prints_and_those_of_the_page(fleet: "Fleet") -> No
     """Copied from the terminal, and from docs/http.md with the address, each one answers."""
     printed = fleet.up.out.read_text().replace("\\\n", " ")
     shown = [line.strip() for line in printed.splitlines() if re.match(r"  (pdserve|curl) ", line)]
-    assert [line.split()[1] for line in shown] == ["chat", "generate", "-N"]
+    assert [line.split()[1] for line in shown] == ["chat", "generate", "trace", "-N"]
     page = re.findall(r"^curl .*?\}'$", HTTP_PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert page
     shown += [command.replace("http://127.0.0.1:8000", fleet.at.http) for command in page]
