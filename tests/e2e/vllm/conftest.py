@@ -90,8 +90,8 @@ async def engines(kvd: KvdOperator, llama: Path) -> AsyncIterator[Pair]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(engines: Pair) -> AsyncIterator[Pair]:
     """The pair; afterwards every block must be free again on both sides, and no request may have
-    had two ends."""
+    had two different ends."""
     yield engines
     await engines.idle()
     for host in engines.hosts.values():
-        assert len(host.handles) == len(set(host.handles)), "a request had two ends"
+        assert not host.contradicted, "a request had two different ends"

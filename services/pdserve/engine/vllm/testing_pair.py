@@ -89,8 +89,9 @@ class Host:
         hello = Hello(engine.info.engine_id, Participant.HOST, engine.info.identity, ranks=engine.info.ranks)
         self.attachment = AsyncAttachment(kvd.socket, hello, on_end=self._on_end)
         self._ends: dict[tuple[bytes, int], asyncio.Future[End]] = {}
-        self.handles: list[str] = []
-        """Of every end that came."""
+        self._heard: dict[str, End] = {}
+        self.contradicted: list[str] = []
+        """Handles of which two different ends were told; the same one may be told again."""
 
     def end(self, transfer_id: bytes, consumer: int = -1) -> "asyncio.Future[End]":
         """The end of the producer (-1) or of a consumer."""
@@ -100,7 +101,8 @@ class Host:
         return self._ends[key]
 
     def _on_end(self, end: End) -> None:
-        self.handles.append(end.handle)
+        if self._heard.setdefault(end.handle, end) != end:
+            self.contradicted.append(end.handle)
         future = self.end(end.transfer_id, -1 if end.producer else end.consumer)
         if not future.done():  # a transfer used twice has a second request, with an end of its own
             future.set_result(end)
