@@ -27,6 +27,7 @@ class Relay:
         self._open.set()
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[Any]] = []
+        self._closed = False
         self.connections = 0
 
     def silence(self) -> None:
@@ -43,6 +44,9 @@ class Relay:
         """One connection, from either side until one ends."""
         task = asyncio.current_task()
         assert task is not None
+        if self._closed:  # accepted before the server closed, told of only now
+            writer.transport.abort()
+            return
         self._tasks.append(task)
         self.connections += 1
         self._writers.append(writer)
@@ -59,7 +63,8 @@ class Relay:
             writer.close()
 
     async def aclose(self) -> None:
-        """Hangs up on all."""
+        """Hangs up on all, and on whoever was accepted meanwhile."""
+        self._closed = True
         self.restore()
         await asyncio.wait_for(asyncio.gather(*self._tasks), KEEPALIVE_S)
         await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
