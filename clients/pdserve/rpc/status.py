@@ -17,6 +17,8 @@ from pdserve.api.common.v1 import error_pb2
 from pdserve.rpc import errors
 
 DETAILS_KEY = "grpc-status-details-bin"
+PROGRESS_KEY = "pdserve-progress-bin"
+"""Trailing metadata of a failed call of Prefill or Decode: how far it had come, a common.v1.Progress."""
 DOMAIN = "pdserve"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
@@ -69,9 +71,19 @@ def to_error(failed: grpc.RpcError) -> errors.PdserveError:
     return _BARE.get(code, errors.PdserveError)(message)
 
 
+def progress(failed: grpc.RpcError) -> bytes:
+    """The serialised common.v1.Progress beside a failed call's error; empty: the service has said nothing."""
+    call = cast("grpc.aio.AioRpcError", failed)
+    for key, value in cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()):
+        if key == PROGRESS_KEY:
+            return value
+    return b""
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.PdserveError) -> NoReturn:
-    """Ends a call with a typed error."""
-    await context.abort(status_code(error), error.message, ((DETAILS_KEY, details(error)),))
+    """Ends a call with a typed error, beside whatever trailing metadata the handler has set."""
+    said = cast("tuple[tuple[str, str | bytes], ...]", tuple(context.trailing_metadata() or ()))
+    await context.abort(status_code(error), error.message, (*said, (DETAILS_KEY, details(error))))
     raise AssertionError("unreachable: abort raises")
 
 

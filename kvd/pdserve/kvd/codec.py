@@ -7,6 +7,7 @@ from pdserve.kvd.client.messages import (
     Begin,
     Cancel,
     End,
+    Facts,
     Fenced,
     Hello,
     Offer,
@@ -130,7 +131,7 @@ def encode(message: End | Fenced) -> kvd_pb2.AttachResponse:
         producer=message.producer,
         consumer=message.consumer,
     )
-    if message.outcome.good:
+    if message.facts != Facts():  # of a good end all, of a bad one how far it had come
         facts = message.facts
         end.facts.CopyFrom(
             common_pb2.TransferFacts(

@@ -119,7 +119,9 @@ class Endings:
         self._fence_over(end, now)
         self._book.move_consumer(transfer, end, ConsumerEvent.FENCED)
         assert end.stop is not None
-        self._tell(transfer, end, end.stop.outcome, end.stop)
+        # How far it had come: when its blocks were there, and when the first copy was begun.
+        begun = Facts(first_post_ns=end.first_post_ns, accepted_ns=end.accepted_ns)
+        self._tell(transfer, end, end.stop.outcome, end.stop, begun)
         self._after_consumer(transfer, now)
         self.unmap_if_idle(end.engine_id)
 

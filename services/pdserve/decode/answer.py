@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pdserve.decode.messages import Ask, Finished, Tokens
 from pdserve.decode.taking import Taking
 from pdserve.engine.ends import sum_facts
-from pdserve.engine.hosting.stamps import Cut, Stamps
+from pdserve.engine.hosting.stamps import Cut, Progress, Stamps
 from pdserve.engine.port import Output
 from pdserve.runtime.clock import Clock
 
@@ -17,10 +17,10 @@ a moment before this process does."""
 class Answer:
     """Collects the outputs of the n answers of one request."""
 
-    def __init__(self, ask: Ask, takings: Sequence[Taking], clock: Clock) -> None:
-        """`takings`: one per answer, or none without a source."""
-        self._ask = ask
+    def __init__(self, ask: Ask, takings: Sequence[Taking], clock: Clock, progress: Progress) -> None:
+        """`takings`: one per answer, or none without a source. `progress`: is told up to the first token."""
         self._takings = takings
+        self._progress = progress
         self._clock = clock
         self._stamped = False
         self._completion = 0
@@ -31,6 +31,17 @@ class Answer:
     def recomputes(self) -> int:
         """Answers so far whose prompts were computed here in place of a hand-over."""
         return sum(tokens > 0 for tokens in self._recomputed) if self._takings else 0
+
+    def heard(self, output: Output) -> None:
+        """The engine has said something; before anybody looks at it."""
+        if self._stamped:
+            return
+        times = output.times
+        if output.token_ids:
+            self._progress.passed(Cut.DECODE_SCHEDULED, times.scheduled_ns)
+            self._progress.passed(Cut.FIRST_TOKEN_SAMPLED, times.first_token_ns)
+        elif times.scheduled_ns:
+            self._progress.passed(Cut.DECODE_SCHEDULED, times.scheduled_ns)
 
     async def event(self, index: int, output: Output) -> Tokens | None:
         """What to send for an output; None where it says nothing new."""
@@ -45,7 +56,7 @@ class Answer:
                 self._takings[index].first_token.set()
             if not self._stamped:
                 self._stamped = True
-                stamps = await self._stamps(index, output)
+                stamps = await self._stamps(index)
         return Tokens(index, output.text, output.token_ids, output.logprobs, output.finish, output.stop_reason, stamps)
 
     async def finished(self, timeout: float) -> Finished:
@@ -58,14 +69,11 @@ class Answer:
             sum_facts([facts for facts in landed if facts is not None]),
         )
 
-    async def _stamps(self, index: int, output: Output) -> Stamps:
-        detokenized_ns = self._clock.monotonic_ns()
-        facts = await self._takings[index].facts(STAMP_SECONDS) if self._takings else None
-        return {
-            Cut.DECODE_RECEIVED: self._ask.received_ns,
-            Cut.DECODE_BLOCKS_RESERVED: facts.accepted_ns if facts else 0,
-            Cut.KV_LANDED: facts.landed_ns if facts else 0,
-            Cut.DECODE_SCHEDULED: output.times.scheduled_ns,
-            Cut.FIRST_TOKEN_SAMPLED: output.times.first_token_ns,
-            Cut.DETOKENIZED: detokenized_ns,
-        }
+    async def _stamps(self, index: int) -> Stamps:
+        progress = self._progress
+        progress.passed(Cut.DETOKENIZED, self._clock.monotonic_ns())
+        if self._takings:
+            facts = await self._takings[index].facts(STAMP_SECONDS)
+            progress.passed(Cut.DECODE_BLOCKS_RESERVED, facts.accepted_ns if facts else 0)
+            progress.passed(Cut.KV_LANDED, facts.landed_ns if facts else 0)
+        return dict(progress.stamps)

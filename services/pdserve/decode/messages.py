@@ -32,7 +32,6 @@ class Ask:
     """None: this engine computes the prompt itself."""
     recompute: bool | None
     """Whether to compute the prompt here when the hand-over fails; None: as the service is configured."""
-    received_ns: int
 
 
 @dataclass(frozen=True, slots=True)

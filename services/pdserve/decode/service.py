@@ -10,6 +10,7 @@ from pdserve.api.decode.v1 import decode_pb2, decode_pb2_grpc
 from pdserve.decode.messages import Ask, Finished, Source, Tokens
 from pdserve.decode.session import Decoder
 from pdserve.engine.hosting import wire
+from pdserve.engine.hosting.stamps import Cut, Progress
 from pdserve.engine.hosting.told import about_call
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest
@@ -39,15 +40,19 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         """One prompt; see decode.proto."""
-        received_ns = self._clock.monotonic_ns()
+        progress = Progress({Cut.DECODE_RECEIVED: self._clock.monotonic_ns()})
         transfer_id = request.source.transfer_id if request.HasField("source") else None
         about_call(context, request.request_id, transfer_id or b"")
-        work = self._decoder.run(transfer_id, lambda: _decode(request, received_ns))
-        async for event in self._calls.stream(context, work):
-            yield _encode(event)
+        work = self._decoder.run(transfer_id, lambda: _decode(request), progress)
+        try:
+            async for event in self._calls.stream(context, work):
+                yield _encode(event)
+        except Exception:  # it is told as it is; the caller also hears how far it came
+            context.set_trailing_metadata(wire.progress(progress, self._clock.monotonic_ns()))
+            raise
 
 
-def _decode(request: decode_pb2.DecodeRequest, received_ns: int) -> Ask:
+def _decode(request: decode_pb2.DecodeRequest) -> Ask:
     if request.on_failure not in _RECOMPUTE:
         raise InvalidRequest(f"on_failure is {request.on_failure}, which this version does not know")
     return Ask(
@@ -57,7 +62,6 @@ def _decode(request: decode_pb2.DecodeRequest, received_ns: int) -> Ask:
         answers=wire.answers(request.sampling),
         source=_source(request.source) if request.HasField("source") else None,
         recompute=_RECOMPUTE[request.on_failure],
-        received_ns=received_ns,
     )
 
 

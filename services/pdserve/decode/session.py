@@ -26,6 +26,7 @@ from pdserve.engine.hosting.handoffs import Handoffs
 from pdserve.engine.hosting.held import Held
 from pdserve.engine.hosting.intake import OneShot, check_request_id
 from pdserve.engine.hosting.peers import Peers
+from pdserve.engine.hosting.stamps import Cut, Progress
 from pdserve.engine.port import Consume, Engine, Output, Request
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import ConsumerFailed, InvalidRequest, KvdUnavailable, PdserveError, TransferFailed
@@ -34,6 +35,10 @@ from pdserve.runtime.clock import Clock
 from pdserve.runtime.failpoints import Point, failpoint
 
 log = structlog.get_logger(__name__)
+
+_ALONE = frozenset({Cut.DECODE_SCHEDULED})
+_HANDED_OVER = _ALONE | {Cut.DECODE_BLOCKS_RESERVED, Cut.KV_LANDED}
+"""What happens in the engine and in kvd, who tell it later than it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,14 @@ class Decoder:
         self._transfers = OneShot()
         self._serial = itertools.count()
 
-    async def run(self, transfer_id: bytes | None, read: Callable[[], Ask]) -> AsyncGenerator[Tokens | Finished, None]:
+    async def run(
+        self, transfer_id: bytes | None, read: Callable[[], Ask], progress: Progress
+    ) -> AsyncGenerator[Tokens | Finished, None]:
         """Yields Tokens, then Finished. Closing it at any point aborts the answers and the transfer.
 
         `transfer_id` is that of the source, None without one. `read` decodes the request; it is called
-        here because a request that cannot be read must release its producer, too.
+        here because a request that cannot be read must release its producer, too. `progress` is kept up to
+        date, for what is said of a failure.
 
         Raises:
             InvalidRequest, TicketRefused, IncompatibleEngines: before the engine is touched.
@@ -93,6 +101,7 @@ class Decoder:
             TransferFailed: the hand-over failed and recomputing was not allowed.
         """
         told = log.bind() if transfer_id is None else log.bind(transfer_id=transfer_id)
+        takings: list[Taking] = []
         try:
             with contextlib.ExitStack() as stack:
                 held = None if transfer_id is None else self._hold(stack, transfer_id)
@@ -100,14 +109,17 @@ class Decoder:
                 ask = read()
                 told = told.bind(request_id=ask.request_id)
                 self._check(ask)
-                takings = [] if held is None else [self._taking(held, ask, index) for index in range(ask.answers)]
+                if held is not None:
+                    takings += [self._taking(held, ask, index) for index in range(ask.answers)]
                 await failpoint(Point.DECODE_RECEIVED)
-                answer = Answer(ask, takings, self._clock)
+                answer = Answer(ask, takings, self._clock, progress)
                 stack.callback(self._count, answer)
+                progress.unseen |= _HANDED_OVER if takings else _ALONE
                 async with Fan(self._engine, self._requests(ask)) as fan:
                     for taking in takings:
                         fan.beside(taking.guard())
                     async for index, output in _explained(fan, takings):
+                        answer.heard(output)
                         await failpoint(Point.DECODE_TEXT)
                         event = await answer.event(index, output)
                         if event is not None:
@@ -122,6 +134,8 @@ class Decoder:
                 )
                 yield finished
         except PdserveError as error:
+            if (failed := _in_question(takings)) is not None:
+                failed.tell(progress)
             told.warning("decode_failed", reason=error.reason, detail=error.message)
             raise
 
@@ -188,3 +202,8 @@ async def _explained(fan: Fan, takings: Sequence[Taking]) -> AsyncGenerator[tupl
         if known is None:
             raise
         raise known from error
+
+
+def _in_question(takings: Sequence[Taking]) -> Taking | None:
+    """The hand-over that a failed request is about: the one that failed, or the first."""
+    return next((taking for taking in takings if taking.error is not None), takings[0] if takings else None)

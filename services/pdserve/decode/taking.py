@@ -7,6 +7,7 @@ import structlog
 from pdserve.decode.recompute import RecomputeSlots, worth_recomputing
 from pdserve.engine.ends import error_of
 from pdserve.engine.hosting.handoffs import Watch
+from pdserve.engine.hosting.stamps import Cut, Progress
 from pdserve.kvd.client.messages import Facts
 from pdserve.rpc.errors import DeadlinePassed, PdserveError
 
@@ -44,6 +45,22 @@ class Taking:
         """kvd's reason where the hand-over has failed."""
         end = self._watch.result
         return None if end is None or end.outcome.good else error_of(end)
+
+    def tell(self, progress: Progress) -> None:
+        """How far the hand-over has come, as far as kvd has said."""
+        end = self._watch.result
+        if end is None:
+            return
+        if end.facts != Facts():
+            progress.facts = end.facts
+        if end.facts.accepted_ns:
+            progress.passed(Cut.DECODE_BLOCKS_RESERVED, end.facts.accepted_ns)
+        if end.outcome.good:
+            progress.passed(Cut.KV_LANDED, end.facts.landed_ns)
+            return
+        progress.unseen.discard(Cut.KV_LANDED)
+        if self._slots is None:  # nobody computes the prompt instead
+            progress.unseen.discard(Cut.DECODE_SCHEDULED)
 
     async def facts(self, timeout: float) -> Facts | None:
         """What landed; None where nothing did, or where kvd has not said so in `timeout` seconds."""

@@ -7,6 +7,7 @@ import grpc
 
 from pdserve.api.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from pdserve.engine.hosting import wire
+from pdserve.engine.hosting.stamps import Cut, Progress
 from pdserve.engine.hosting.told import about_call
 from pdserve.prefill.session import Ask, Prefiller, Ready, Released
 from pdserve.runtime.calls import Calls
@@ -29,14 +30,18 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """One prompt; see prefill.proto."""
-        received_ns = self._clock.monotonic_ns()
+        progress = Progress({Cut.PREFILL_RECEIVED: self._clock.monotonic_ns()})
         about_call(context, request.request_id, request.transfer_id)
-        work = self._prefiller.run(request.transfer_id, lambda: _decode(request, received_ns))
-        async for event in self._calls.stream(context, work):
-            yield _encode(event)
+        work = self._prefiller.run(request.transfer_id, lambda: _decode(request), progress)
+        try:
+            async for event in self._calls.stream(context, work):
+                yield _encode(event)
+        except Exception:  # it is told as it is; the caller also hears how far it came
+            context.set_trailing_metadata(wire.progress(progress, self._clock.monotonic_ns()))
+            raise
 
 
-def _decode(request: prefill_pb2.PrefillRequest, received_ns: int) -> Ask:
+def _decode(request: prefill_pb2.PrefillRequest) -> Ask:
     return Ask(
         request_id=request.request_id,
         transfer_id=request.transfer_id,
@@ -45,7 +50,6 @@ def _decode(request: prefill_pb2.PrefillRequest, received_ns: int) -> Ask:
         sampling=wire.sampling(request.sampling),
         peer_locator=request.peer_locator,
         consumers=request.consumers,
-        received_ns=received_ns,
     )
 
 

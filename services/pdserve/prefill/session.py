@@ -20,7 +20,7 @@ from pdserve.engine.hosting.handoffs import Handoffs, Watch
 from pdserve.engine.hosting.held import Held
 from pdserve.engine.hosting.intake import OneShot, check_request_id
 from pdserve.engine.hosting.peers import Peers
-from pdserve.engine.hosting.stamps import Cut, Stamps
+from pdserve.engine.hosting.stamps import Cut, Progress, Stamps
 from pdserve.engine.port import Engine, Output, Produce, Request, Sampling
 from pdserve.kvd.client.messages import Facts
 from pdserve.kvd.types import Mode
@@ -62,7 +62,6 @@ class Ask:
     peer_locator: bytes
     """Signed; READ may go without."""
     consumers: int
-    received_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +104,13 @@ class Prefiller:
         self._transfers = OneShot()
         self._serial = itertools.count()
 
-    async def run(self, transfer_id: bytes, read: Callable[[], Ask]) -> AsyncGenerator[Ready | Released, None]:
+    async def run(
+        self, transfer_id: bytes, read: Callable[[], Ask], progress: Progress
+    ) -> AsyncGenerator[Ready | Released, None]:
         """Yields Ready, then Released. Closing it at any point gives the transfer up.
 
         `read` decodes the request. It is called here because a request that cannot be read must be told
-        to the consumer, too.
+        to the consumer, too. `progress` is kept up to date, for what is said of a failure.
 
         Raises:
             InvalidRequest, TicketRefused, IncompatibleEngines: before the engine is touched.
@@ -126,9 +127,9 @@ class Prefiller:
                 self._check(ask)
                 watch = held.watch(None)
                 await failpoint(Point.PREFILL_RECEIVED)
-                output = await self._compute(ask, watch)
+                output = await self._compute(ask, watch, progress)
                 await failpoint(Point.PREFILL_READY)
-                yield self._ready(ask, output)
+                yield self._ready(ask, output, dict(progress.stamps))
                 end = await watch.end(self._config.release_seconds)
                 told.info("prefill_ended", **words(end))
                 if not end.outcome.good:
@@ -149,7 +150,7 @@ class Prefiller:
         elif ask.mode is Mode.WRITE:
             raise InvalidRequest("a WRITE needs the decode engine's locator")
 
-    async def _compute(self, ask: Ask, watch: Watch) -> Output:
+    async def _compute(self, ask: Ask, watch: Watch, progress: Progress) -> Output:
         """The engine's last output, with the first token; ends early with a transfer that ends badly."""
         request = Request(
             request_id=f"{ask.request_id or 'prefill'}-{next(self._serial)}",
@@ -157,9 +158,10 @@ class Prefiller:
             sampling=first_token_only(ask.sampling),
             kv=Produce(ask.transfer_id, ask.mode, ask.consumers, ask.peer_locator),
         )
+        progress.unseen.add(Cut.PREFILL_SCHEDULED)
         try:
             async with asyncio.timeout(self._config.compute_seconds):
-                output = await unless(self._last_output(request), self._bad_end(watch))
+                output = await unless(self._last_output(request, progress), self._bad_end(watch))
         except TimeoutError as error:
             raise DeadlinePassed(f"no answer from the engine in {self._config.compute_seconds:g} s") from error
         if not output.token_ids or output.offered_tokens != len(ask.prompt):
@@ -169,12 +171,15 @@ class Prefiller:
             )
         return output
 
-    async def _last_output(self, request: Request) -> Output:
+    async def _last_output(self, request: Request, progress: Progress) -> Output:
         tokens: tuple[int, ...] = ()
         last = Output()
         async with contextlib.aclosing(self._engine.generate(request)) as outputs:
             async for last in outputs:
                 tokens += last.token_ids
+                progress.passed(Cut.PREFILL_SCHEDULED, last.times.scheduled_ns)
+                if last.token_ids:
+                    progress.passed(Cut.PREFILL_FORWARD_END, last.times.first_token_ns)
         return replace(last, token_ids=tokens)
 
     async def _bad_end(self, watch: Watch) -> None:
@@ -183,12 +188,7 @@ class Prefiller:
         if not end.outcome.good:
             raise error_of(end)
 
-    def _ready(self, ask: Ask, output: Output) -> Ready:
+    def _ready(self, ask: Ask, output: Output, stamps: Stamps) -> Ready:
         expires_at = self._clock.unix() + self._config.ticket_seconds
         ticket = self._peers.our_ticket(ask.transfer_id, output.offered_tokens, output.offered_blocks, expires_at)
-        stamps = {
-            Cut.PREFILL_RECEIVED: ask.received_ns,
-            Cut.PREFILL_SCHEDULED: output.times.scheduled_ns,
-            Cut.PREFILL_FORWARD_END: output.times.first_token_ns,
-        }
         return Ready(ticket, output.token_ids[0], output.cached_tokens, stamps)

@@ -20,7 +20,7 @@ import structlog
 
 from pdserve.proxy import parts
 from pdserve.proxy.admission import Grant
-from pdserve.proxy.course import Course, on_our_clock
+from pdserve.proxy.course import DECODES, PREFILLS, Course, Side, on_our_clock
 from pdserve.proxy.legs import (
     DecodeEvent,
     DecodeOrder,
@@ -100,6 +100,7 @@ class Attempt:
         self._began_ns = clock.monotonic_ns()
         self._last_token_ns = self._ended_ns = 0
         self._stamps = Stamps()
+        self._prefill_failed_ns = self._decode_failed_ns = 0
         self._done: Done | None = None
 
     @property
@@ -146,8 +147,11 @@ class Attempt:
             self._raise_if_closed()
             try:
                 event = await self._decode.receive()
-            except TransferFailed as error:
-                raise await self._cause(error) from None
+            except PdserveError as error:
+                self._decode_failed_ns = self._clock.monotonic_ns()
+                if isinstance(error, TransferFailed):
+                    raise await self._cause(error) from None
+                raise
             if isinstance(event, Tokens):
                 await failpoint(Point.PROXY_TOKEN)
                 self._last_token_ns = self._clock.monotonic_ns()
@@ -200,20 +204,17 @@ class Attempt:
 
     def points(self, boot_id: str) -> dict[int, int]:
         """What its legs have stamped so far, by Point, on our clock."""
-        found: dict[int, int] = {}
-        if self.ready is not None:
-            found.update(parts.align(self.ready.stamps, boot_id, self.prefill_sent_ns, self.ready_ns))
+        found = {**self._prefill_side(boot_id).at, **self._decode_side(boot_id).at}
         if self.first_token_ns:
-            found.update(parts.align(self._stamps, boot_id, self.decode_sent_ns, self.first_token_ns))
             found[parts.Point.TOKEN_RECEIVED] = self.first_token_ns
         return found
 
     def course(self, boot_id: str) -> Course:
         """When it did what; to be asked once it is closed."""
-        ready = self.ready.stamps if self.ready is not None else Stamps()
-        prefill = parts.skew(ready, boot_id, self.prefill_sent_ns, self.ready_ns)
-        decode = parts.skew(self._stamps, boot_id, self.decode_sent_ns, self.first_token_ns)
+        prefill, decode = self._prefill_side(boot_id), self._decode_side(boot_id)
         facts = self._done.facts if self._done is not None else None
+        if facts is None and self._decode is not None and self._decode.progress is not None:
+            facts = self._decode.progress.facts
         return Course(
             began_ns=self._began_ns,
             dispatched_ns=self.dispatched_ns,
@@ -221,10 +222,27 @@ class Attempt:
             last_token_ns=self._last_token_ns,
             ended_ns=self._ended_ns,
             points=self.points(boot_id),
-            prefill_clock=prefill,
-            decode_clock=decode,
-            facts=on_our_clock(facts, decode) if facts is not None else None,
+            unseen=prefill.unseen | decode.unseen,
+            prefill_clock=prefill.clock,
+            decode_clock=decode.clock,
+            facts=on_our_clock(facts, decode.clock) if facts is not None else None,
         )
+
+    def _prefill_side(self, boot_id: str) -> Side:
+        if self._prefill is None:
+            return Side()
+        sent = self.prefill_sent_ns
+        if self.ready is not None:
+            return Side.heard(self.ready.stamps, PREFILLS, boot_id, sent, self.ready_ns)
+        return Side.failed(self._prefill.progress, PREFILLS, boot_id, sent, self._prefill_failed_ns)
+
+    def _decode_side(self, boot_id: str) -> Side:
+        if self._decode is None:
+            return Side()
+        sent = self.decode_sent_ns
+        if self.first_token_ns:
+            return Side.heard(self._stamps, DECODES, boot_id, sent, self.first_token_ns)
+        return Side.failed(self._decode.progress, DECODES, boot_id, sent, self._decode_failed_ns)
 
     def blame(self, error: PdserveError) -> str:
         """The engine that a retry should avoid; empty where neither is at fault."""
@@ -293,7 +311,7 @@ class Attempt:
             self._prefill_over.set()
 
     def _prefill_failed(self, error: PdserveError) -> None:
-        self.prefill_error = error
+        self.prefill_error, self._prefill_failed_ns = error, self._clock.monotonic_ns()
         if self._end_error is not None:
             return  # given up before, by us
         log.info(

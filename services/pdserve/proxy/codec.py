@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from google.protobuf.message import DecodeError
+
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.decode.v1 import decode_pb2
 from pdserve.api.prefill.v1 import prefill_pb2
@@ -21,6 +23,7 @@ from pdserve.proxy.types import (
     Finish,
     Mode,
     Position,
+    Progress,
     Sampling,
     Stamps,
     TransferFacts,
@@ -155,6 +158,22 @@ def decode_event(message: decode_pb2.DecodeResponse) -> DecodeEvent:
 def stamps_from_wire(message: common_pb2.Stamps) -> Stamps:
     """A point stamped twice keeps the last; 0 means that it is not known."""
     return Stamps(message.boot_id, {stamp.point: stamp.monotonic_ns for stamp in message.stamps if stamp.monotonic_ns})
+
+
+def progress_from_wire(said: bytes) -> Progress | None:
+    """None for nothing, and for what is no Progress: an error is told with or without it."""
+    if not said:
+        return None
+    try:
+        message = common_pb2.Progress.FromString(said)
+    except DecodeError:
+        return None
+    return Progress(
+        stamps_from_wire(message.stamps),
+        frozenset(message.unseen),
+        message.ended_ns,
+        facts_from_wire(message.transfer) if message.HasField("transfer") else None,
+    )
 
 
 def facts_from_wire(message: common_pb2.TransferFacts) -> TransferFacts:

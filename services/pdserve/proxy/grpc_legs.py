@@ -11,9 +11,9 @@ from pdserve.api.prefill.v1 import prefill_pb2_grpc
 from pdserve.proxy import codec
 from pdserve.proxy.channels import Channels
 from pdserve.proxy.legs import DecodeEvent, DecodeOrder, Leg, PrefillEvent, PrefillOrder
-from pdserve.proxy.types import EngineCard
+from pdserve.proxy.types import EngineCard, Progress
+from pdserve.rpc import status
 from pdserve.rpc.errors import EngineDied, PdserveError, RequestCancelled, Unavailable
-from pdserve.rpc.status import to_error
 
 E = TypeVar("E")
 
@@ -49,6 +49,7 @@ class _GrpcLeg(Generic[E]):
         self._decode = decode
         self._engine = engine
         self._cancelled: PdserveError | None = None
+        self.progress: Progress | None = None
 
     async def receive(self) -> E | None:
         if self._cancelled is not None:
@@ -56,6 +57,7 @@ class _GrpcLeg(Generic[E]):
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
+            self.progress = codec.progress_from_wire(status.progress(error))
             raise self._typed(error) from None
         except asyncio.CancelledError:
             # grpc raises this for a call that was cancelled locally, too: by `cancel`, or by a
@@ -76,7 +78,7 @@ class _GrpcLeg(Generic[E]):
     def _typed(self, error: grpc.aio.AioRpcError) -> PdserveError:
         if self._cancelled is not None:
             return self._cancelled
-        typed = to_error(error)
+        typed = status.to_error(error)
         if isinstance(typed, RequestCancelled):
             return self._gone()  # not by us: the service, or the channel, has ended under the call
         if type(typed) is Unavailable:  # gRPC's own: a service that can still speak gives a reason
@@ -95,6 +97,7 @@ class _Unreachable:
 
     def __init__(self, engine: EngineCard) -> None:
         self._error: PdserveError = EngineDied(f"engine {engine.engine_id} has left", engine_id=engine.engine_id)
+        self.progress: Progress | None = None
 
     async def receive(self) -> None:
         raise self._error

@@ -4,6 +4,8 @@ Contracts, of both kinds:
 - opening never blocks and never raises; a leg that cannot be reached fails at the first `receive`.
 - `receive` gives the next event, None once the leg has ended well, or raises a typed error. It is
   awaited by one task at a time.
+- `progress` is how far the call had come, once `receive` has raised because the service failed it; None where the
+  service has said nothing of that: it is gone, or was not waited for.
 - `cancel(error)` ends the leg at once, from anywhere; safe twice, and after the end. A `receive`
   that waits raises that error. The service gives everything back that the leg held.
 """
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from pdserve.proxy.types import Delta, EngineCard, Mode, Sampling, Stamps, TransferFacts
+from pdserve.proxy.types import Delta, EngineCard, Mode, Progress, Sampling, Stamps, TransferFacts
 from pdserve.rpc.errors import PdserveError
 
 E_co = TypeVar("E_co", covariant=True)
@@ -101,6 +103,11 @@ DecodeEvent = Tokens | Done
 
 class Leg(Protocol[E_co]):
     """One open call to a service."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it had come when it failed; see the module's contracts."""
+        ...
 
     async def receive(self) -> E_co | None:
         """The next event; see the module's contracts."""

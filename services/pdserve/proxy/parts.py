@@ -80,6 +80,8 @@ def tail(*, handed_over: bool) -> Chain:
 
 HEAD: Chain = _HEAD
 """The points before the first attempt."""
+RETRY: Chain = _RETRY
+"""The point that follows them where an attempt has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,6 @@ def skew(stamps: Stamps, boot_id: str, sent_ns: int, received_ns: int) -> Skew:
     return Skew(((first - sent_ns) + (last - received_ns)) // 2, max(0, ways) // 2)
 
 
-def align(stamps: Stamps, boot_id: str, sent_ns: int, received_ns: int) -> dict[int, int]:
-    """A peer's stamps on our clock; see `skew`."""
-    offset = skew(stamps, boot_id, sent_ns, received_ns).offset_ns
-    return {point: at - offset for point, at in stamps.at.items()}
+def shifted(stamps: Stamps, clock: Skew) -> dict[int, int]:
+    """A peer's stamps on our clock."""
+    return {point: at - clock.offset_ns for point, at in stamps.at.items()}

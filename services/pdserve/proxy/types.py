@@ -165,6 +165,19 @@ class TransferFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a call to a service had come when it failed; see common.v1.Progress."""
+
+    stamps: Stamps
+    unseen: frozenset[int]
+    """Points that may have been passed without the service's knowing; others without a stamp were not reached."""
+    ended_ns: int
+    """On the service's clock; 0: not known."""
+    facts: TransferFacts | None = None
+    """What kvd has said of the hand-over, where it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One token of one position, with its natural log probability."""
 

@@ -16,13 +16,14 @@ from structlog.testing import capture_logs
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from pdserve.engine.hosting.peers import Peers
+from pdserve.engine.hosting.stamps import Progress
 from pdserve.engine.hosting.testing import INFO, Run, ScriptedEngine, ScriptedHandoffs
 from pdserve.engine.port import EngineTimes, Finish, Output, Produce, Sampling
 from pdserve.kvd.client.messages import Facts, Outcome
 from pdserve.kvd.types import Mode, Ticket
 from pdserve.prefill.service import NAME, PrefillService
 from pdserve.prefill.session import Ask, PrefillConfig, Prefiller
-from pdserve.rpc import errors
+from pdserve.rpc import errors, status
 from pdserve.rpc.channel import aio_channel
 from pdserve.rpc.status import to_error
 from pdserve.runtime.calls import Calls
@@ -204,9 +205,9 @@ async def test_a_prompt_larger_than_the_pool_is_refused() -> None:
     prefiller = Prefiller(
         ScriptedEngine(small), ScriptedHandoffs(), Peers(small, "", SIGNER), Calls(), Clock(), PrefillConfig()
     )
-    ask = Ask("r", TID, Mode.READ, tuple(range(33)), Sampling(), b"", 1, 0)
+    ask = Ask("r", TID, Mode.READ, tuple(range(33)), Sampling(), b"", 1)
     with pytest.raises(errors.PoolExceeded):
-        await anext(prefiller.run(TID, lambda: ask))
+        await anext(prefiller.run(TID, lambda: ask, Progress()))
 
 
 async def test_a_transfer_id_is_good_once(world: World) -> None:
@@ -345,6 +346,22 @@ async def test_draining_finishes_what_there_is_and_takes_nothing_new(world: Worl
     world.handoffs.end(TID, None, Outcome.RELEASED)
     assert (await call.read()).WhichOneof("event") == "released"
     await asyncio.wait_for(drain, 5)
+
+
+async def test_a_failed_call_says_how_far_it_came(world: World) -> None:
+    """Beside the error, which is as it would be without: its stamps, and what the engine has not said."""
+    call = world.ask()
+    (await world.engine.next_run()).fail(errors.EngineDied("out of memory"))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rest(call)
+    error = to_error(raised.value)
+    assert (type(error), error.message) == (errors.EngineDied, "out of memory")
+    said = common_pb2.Progress.FromString(status.progress(raised.value))
+    (stamp,) = said.stamps.stamps
+    assert (stamp.point, said.stamps.boot_id) == (common_pb2.CUT_POINT_PREFILL_RECEIVED, boot_id())
+    assert 0 < stamp.monotonic_ns < said.ended_ns <= Clock().monotonic_ns()
+    assert list(said.unseen) == [common_pb2.CUT_POINT_PREFILL_SCHEDULED]
+    assert not said.HasField("transfer")
 
 
 async def test_prompts_are_not_logged(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.proxy.parts import Point, align, chain, split
+from pdserve.proxy.parts import SAME_CLOCK, Point, chain, shifted, skew, split
 from pdserve.proxy.types import Stamps
 
 MS = 1_000_000
@@ -95,11 +95,12 @@ def test_parts_always_sum_to_ttft(stamps: dict[int, int], written: int, handed_o
 
 def test_one_boot_shares_the_clock() -> None:
     """Equal boot ids compare directly."""
-    assert align(Stamps("b", {5: 100, 6: 200}), "b", 0, 1000) == {5: 100, 6: 200}
+    stamps = Stamps("b", {5: 100, 6: 200})
+    assert shifted(stamps, skew(stamps, "b", 0, 1000)) == {5: 100, 6: 200}
 
 
 def test_another_hosts_clock_is_set_by_the_round_trip() -> None:
     """The way there and the way back take equally long; what lies between keeps its length."""
-    aligned = align(Stamps("other", {5: 10_100, 7: 10_500}), "b", 0, 600)
-    assert aligned == {5: 100, 7: 500}
-    assert align(Stamps("other", {}), "b", 0, 600) == {}
+    stamps = Stamps("other", {5: 10_100, 7: 10_500})
+    assert shifted(stamps, skew(stamps, "b", 0, 600)) == {5: 100, 7: 500}
+    assert skew(Stamps("other", {}), "b", 0, 600) == SAME_CLOCK

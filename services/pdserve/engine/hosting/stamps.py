@@ -1,7 +1,10 @@
-"""The moments of a request that an engine's service can stamp: names for the wire's cut points."""
+"""The moments of a request that an engine's service can stamp, and how far a call has come by them."""
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pdserve.kvd.client.messages import Facts
 
 
 class Cut(enum.Enum):
@@ -20,3 +23,24 @@ class Cut(enum.Enum):
 
 Stamps = Mapping[Cut, int]
 """Monotonic nanoseconds by cut point; 0 where not known."""
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far one call has come; the session writes it while it works, and it is told if the call fails."""
+
+    stamps: dict[Cut, int] = field(default_factory=dict)
+    """Monotonic nanoseconds; 0 where not known, as an engine says that has no times."""
+    unseen: set[Cut] = field(default_factory=set)
+    """Points that may have been passed without the service's knowing: the engine is the one to tell, and tells it
+    only with its tokens."""
+    facts: Facts | None = None
+    """What kvd has said of the hand-over."""
+
+    def passed(self, cut: Cut, at_ns: int) -> None:
+        """A point was passed; 0: nobody has said when."""
+        if at_ns:
+            self.stamps[cut] = at_ns
+            self.unseen.discard(cut)
+        else:
+            self.unseen.add(cut)

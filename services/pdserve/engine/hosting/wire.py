@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable
 
 from pdserve.api.common.v1 import common_pb2
-from pdserve.engine.hosting.stamps import Stamps
+from pdserve.engine.hosting.stamps import Progress, Stamps
 from pdserve.engine.port import Candidate, Finish, Position, Sampling
 from pdserve.kvd.client.messages import Facts
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import InvalidRequest
+from pdserve.rpc.status import PROGRESS_KEY
 from pdserve.runtime.clock import boot_id
 
 MAX_ANSWERS = 128
@@ -75,6 +76,17 @@ def stamps(taken: Stamps) -> common_pb2.Stamps:
             if moment
         ],
     )
+
+
+def progress(made: Progress, ended_ns: int) -> tuple[tuple[str, bytes], ...]:
+    """The trailing metadata of a call that fails now, at `ended_ns` (monotonic)."""
+    message = common_pb2.Progress(
+        stamps=stamps(made.stamps),
+        unseen=[common_pb2.CutPoint.Value(name) for name in sorted(cut.value for cut in made.unseen)],
+        ended_ns=ended_ns,
+        transfer=facts(made.facts) if made.facts is not None else None,
+    )
+    return ((PROGRESS_KEY, message.SerializeToString()),)
 
 
 def facts(values: Facts) -> common_pb2.TransferFacts:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Generic, TypeVar
 
 from pdserve.proxy.legs import DecodeEvent, DecodeOrder, Leg, PrefillEvent, PrefillOrder
-from pdserve.proxy.types import EngineCard
+from pdserve.proxy.types import EngineCard, Progress
 from pdserve.rpc.errors import PdserveError
 
 E = TypeVar("E")
@@ -20,6 +20,7 @@ class ScriptedLeg(Generic[O, E]):
         self.traceparent = traceparent
         self.timeout = timeout
         self.cancelled: PdserveError | None = None
+        self.progress: Progress | None = None
         self.ended = asyncio.Event()
         """Set once the leg was cancelled, or has told its end."""
         self._events: asyncio.Queue[E | PdserveError | None] = asyncio.Queue()
@@ -33,8 +34,9 @@ class ScriptedLeg(Generic[O, E]):
         """Nothing more will be said."""
         self._events.put_nowait(None)
 
-    def fail(self, error: PdserveError) -> None:
-        """The leg fails."""
+    def fail(self, error: PdserveError, progress: Progress | None = None) -> None:
+        """The leg fails; `progress`: what the service says of how far it has come."""
+        self.progress = progress
         self._events.put_nowait(error)
 
     async def receive(self) -> E | None:

@@ -6,10 +6,11 @@ formulas for READ and WRITE are made of.
 
 from collections.abc import Mapping
 
-from pdserve.proxy import parts
+from pdserve.proxy import parts, unfinished
 from pdserve.proxy.ended import Ended, Tried
 from pdserve.proxy.parts import Point
 from pdserve.proxy.types import Mode, TransferFacts
+from pdserve.proxy.unfinished import Unfinished
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.span import Value
 
@@ -49,7 +50,23 @@ def of_request(ended: Ended) -> dict[str, Value]:
         said |= {names.ERROR_TYPE: ended.reason, names.ERROR_MESSAGE: ended.error}
     if finished is not None and finished.transfer is not None:
         said |= of_transfer(finished.transfer)
-    return said | _gen_ai(ended) | _ttft(ended)
+    return said | _gen_ai(ended) | _ttft(ended) | _failure(ended)
+
+
+def of_failure(way: Unfinished) -> dict[str, Value]:
+    """Where it failed, and how sure that is."""
+    said: dict[str, Value] = {names.FAILED_IN: way.last.part}
+    return said | of_doubt(way)
+
+
+def of_doubt(way: Unfinished) -> dict[str, Value]:
+    """What is not known of a failure; nothing where all is."""
+    said: dict[str, Value] = {}
+    if way.or_later:
+        said[names.FAILED_OR_LATER] = way.or_later
+    if way.unstamped:
+        said[names.UNSTAMPED] = way.unstamped
+    return said
 
 
 def of_transfer(facts: TransferFacts) -> dict[str, Value]:
@@ -107,6 +124,18 @@ def _ttft(ended: Ended) -> dict[str, Value]:
         said[names.PROXY_SERIALIZATION] = timings.parts["proxy.serialization"]
     raw = raw_intervals(ended.points, first)
     return said | {names.raw(name): seconds for name, seconds in raw.items()} | formula(raw, first.mode)
+
+
+def _failure(ended: Ended) -> dict[str, Value]:
+    """The parts up to the failure; with what is nobody's they are all the time until then."""
+    way = unfinished.of_request(ended)
+    if way is None:
+        return {}
+    said: dict[str, Value] = {
+        names.FAILED_AFTER: (way.last.end_ns - ended.points[Point.RECEIVED]) / 1e9,
+        names.FAILED_UNATTRIBUTED: way.unattributed,
+    }
+    return said | {names.failed_after_part(part): seconds for part, seconds in way.parts.items()} | of_failure(way)
 
 
 def raw_intervals(points: Mapping[int, int], first: Tried) -> dict[str, float]:

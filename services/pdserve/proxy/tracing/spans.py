@@ -5,14 +5,15 @@
                                           failure, or its      own first byte
                                           first byte
     attempt ── prefill.hop ─ prefill.queue ─ prefill.forward ─ proxy.serialization ─ ... ─ egress
+               one that failed before its first byte ends with the part that it failed in
 
 Parts are drawn where their stamps are; kvd's work lies below kv.wait, and what it had pushed before
 (WRITE) below prefill.forward. An answer that another pair took up goes on as the next attempt, behind
 the stream that broke off.
 """
 
-from pdserve.proxy import parts
-from pdserve.proxy.ended import Ended, Outcome, Tried
+from pdserve.proxy import parts, unfinished
+from pdserve.proxy.ended import Ended, Tried
 from pdserve.proxy.parts import Point, Skew
 from pdserve.proxy.tracing import figures
 from pdserve.proxy.tracing.draft import Draft, render
@@ -45,6 +46,9 @@ def spans_of(ended: Ended, offset_ns: int) -> list[Span]:
         stream = _stream(ended, tried, number, attempt.window.end_ns)
         root.children += [attempt, stream]
         at = max(stream.window.end_ns, attempt.window.end_ns, tried.course.ended_ns if tried.reason else 0)
+    way = unfinished.of_request(ended)
+    if way is not None and way.last.part == names.RETRY:  # other engines were waited for, and did not come
+        root.children.append(_failed(ended, "again", "admit", _PROXY, Window(at, max(at, ended.ended_ns))))
     return render(root, ended.trace.trace_id, ended.trace.parent_id, offset_ns)
 
 
@@ -55,13 +59,12 @@ def _status(reason: str, message: str) -> Status:
 def _head(ended: Ended) -> list[Draft]:
     """What came before the first attempt; where there was none, the last of it is where the request ended."""
     points = ended.points
-    cut = parts.intervals(points, parts.HEAD, points[Point.RECEIVED], ended.ended_ns)
+    way = unfinished.of_request(ended) if not ended.attempts else None
+    cut = way.passed if way else parts.intervals(points, parts.HEAD, points[Point.RECEIVED], ended.ended_ns)
     found = [_part(ended, "", i.part, _PROXY, Window(i.start_ns, i.end_ns)) for i in cut if i.part]
-    if not ended.attempts and ended.outcome is not Outcome.FINISHED and Point.ADMITTED not in points:
-        waited = Window(found[-1].window.end_ns if found else points[Point.RECEIVED], ended.ended_ns)
-        refused = _part(ended, "", "admit", _PROXY, waited)
-        refused.status = _status(ended.reason, ended.error)
-        found.append(refused)
+    if way is not None:
+        last = way.last
+        found.append(_failed(ended, "", last.part, _PROXY, Window(last.start_ns, last.end_ns)))
     return found
 
 
@@ -97,7 +100,8 @@ def _attempt(ended: Ended, tried: Tried, number: int, after_ns: int) -> Draft:
     points = dict(course.points)
     if course.first_byte_ns:
         points[Point.FIRST_BYTE_WRITTEN] = course.first_byte_ns
-    cut = parts.intervals(points, parts.tail(handed_over=handed_over), dispatched, end)
+    way = unfinished.of_attempt(tried)
+    cut = way.passed if way else parts.intervals(points, parts.tail(handed_over=handed_over), dispatched, end)
     hangs = Hang(ended.trace, key, tried)
     for interval in cut:
         if interval.part:
@@ -105,6 +109,13 @@ def _attempt(ended: Ended, tried: Tried, number: int, after_ns: int) -> Draft:
             part = _part(ended, key, interval.part, _service(interval.part, tried), drawn)
             part.attributes |= _clock(interval.part, tried)
             attempt.children.append(hang(hangs, interval.part, part))
+    if way is not None:
+        last = way.last
+        broken = _part(ended, key, last.part, _service(last.part, tried), Window(last.start_ns, last.end_ns))
+        broken.attributes |= _clock(last.part, tried) | figures.of_doubt(way)
+        broken.status = attempt.status
+        attempt.attributes |= figures.of_failure(way)
+        attempt.children.append(broken)
     return attempt
 
 
@@ -127,6 +138,13 @@ def _stream(ended: Ended, tried: Tried, number: int, start_ns: int) -> Draft:
 
 def _part(ended: Ended, key: str, part: str, service: Service, window: Window) -> Draft:
     return Draft(ended.trace.child_id(key, part), names.part_span(part), service, window)
+
+
+def _failed(ended: Ended, key: str, part: str, service: Service, window: Window) -> Draft:
+    """The part in which the request ended."""
+    drawn = _part(ended, key, part, service, window)
+    drawn.status = _status(ended.reason, ended.error)
+    return drawn
 
 
 def _service(part: str, tried: Tried) -> Service:

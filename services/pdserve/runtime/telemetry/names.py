@@ -123,6 +123,23 @@ queue(D) = decode.admit + decode.queue and tail = first_token + detokenize + enc
 FORMULA_WRITE: Final = "pdserve.formula.write"
 """Seconds: max(prefill.queue + prefill.forward + write, queue(D)) + tail."""
 
+FAILED_AFTER: Final = "pdserve.failed_after"
+"""Seconds, as everything below it, from a request's receipt to its end, where its client got no first byte: it has
+no `pdserve.ttft` then, and these are no parts of one. Cancelled requests too."""
+FAILED_UNATTRIBUTED: Final = "pdserve.failed_after.unattributed"
+FAILED_IN: Final = "pdserve.failed_in"
+"""The part whose end was not reached; of a request and of an attempt. Its span has the status ERROR."""
+FAILED_OR_LATER: Final = "pdserve.failed_in.or_later"
+"""Parts after it that may have been reached: who could have stamped that has not said so. Also on the part's span."""
+UNSTAMPED: Final = "pdserve.unstamped"
+"""Parts before it whose ends were passed and not stamped; what follows them belongs to nobody."""
+
+
+def failed_after_part(part: str) -> str:
+    """Seconds of one part on the way to the failure."""
+    return f"pdserve.failed_after.{part}"
+
+
 # -- attributes of an attempt and of what is below it ----------------------------------------
 
 ATTEMPT_NUMBER: Final = "pdserve.attempt.number"

@@ -447,3 +447,46 @@ class TransferFacts(google.protobuf.message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___TransferFacts: typing_extensions.TypeAlias = TransferFacts
+
+@typing.final
+class Progress(google.protobuf.message.Message):
+    """How far a call of Prefill or Decode had come when it failed: travels beside the error, in the trailing
+    metadata `pdserve-progress-bin`.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STAMPS_FIELD_NUMBER: builtins.int
+    UNSEEN_FIELD_NUMBER: builtins.int
+    ENDED_NS_FIELD_NUMBER: builtins.int
+    TRANSFER_FIELD_NUMBER: builtins.int
+    ended_ns: builtins.int
+    """CLOCK_MONOTONIC of the service's host, nanoseconds: the call ended."""
+    @property
+    def stamps(self) -> Global___Stamps:
+        """The moments that the service knows of."""
+
+    @property
+    def unseen(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___CutPoint.ValueType]:
+        """Cut points that may have been passed without the service's knowing when. Others of its own that have
+        no stamp were not reached.
+        """
+
+    @property
+    def transfer(self) -> Global___TransferFacts:
+        """What kvd has said of the hand-over, where it has."""
+
+    def __init__(
+        self,
+        *,
+        stamps: Global___Stamps | None = ...,
+        unseen: collections.abc.Iterable[Global___CutPoint.ValueType] | None = ...,
+        ended_ns: builtins.int = ...,
+        transfer: Global___TransferFacts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["stamps", b"stamps", "transfer", b"transfer"]
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["ended_ns", b"ended_ns", "stamps", b"stamps", "transfer", b"transfer", "unseen", b"unseen"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Progress: typing_extensions.TypeAlias = Progress
