@@ -34,9 +34,6 @@ async def take(sizes: dict[str, tuple[int, int, bool]]) -> dict[str, bytes]:
     rows = samples.many()
     cause = "PEER_LOST: the prefill engine has gone"
     traces = {row["trace_id"]: samples.trace(row, cause) for row in rows}
-    for row in rows:
-        if row["ttft"] is None:
-            row["parts"] = {}  # a request without a first token has spans, but no parts of its TTFT
     store = Store(rows, traces)
     store.parts = {mode: samples.parts(mode) for mode in ("", "read", "write")}
     with tempfile.TemporaryDirectory() as profile, started(Path(profile)) as address:

@@ -72,6 +72,8 @@ def request(number: int, mode: str = "read", **changed: Any) -> Json:
         "kv_bytes": 47_185_920 if handed_over else 0,
         "parts": dict(parts),
         "unattributed": unattributed,
+        "failed_after": None,
+        "failed_in": "",
     } | changed
 
 
@@ -91,9 +93,10 @@ def many(count: int = 40) -> list[Json]:
             "kv_bytes": int(47_185_920 * size) if mode != "none" else 0,
         }
         if number in (7, 29):
-            done = dict(list(parts.items())[:6])
+            done = dict(list({name: parts.get(name, 0.004) for name in READ_PARTS}.items())[:9])
             changed |= {"outcome": "failed", "reason": "PEER_LOST", "ttft": None, "output_tokens": 0, "parts": done}
-            changed |= {"unattributed": None, "kv_bytes": 0, "e2e": sum(done.values()) + 0.0004}
+            after = sum(done.values())
+            changed |= {"unattributed": 0.0, "kv_bytes": 0, "e2e": after, "failed_after": after, "failed_in": "kv.wait"}
             mode = "read"
         elif number == 18:
             changed |= {"outcome": "cancelled", "reason": "CANCELLED"}
@@ -158,11 +161,12 @@ def _attributes(row: Json) -> Json:
         "gen_ai.usage.input_tokens": row["input_tokens"],
         "gen_ai.usage.output_tokens": row["output_tokens"],
     }
-    said |= {f"pdserve.ttft.{name}": seconds for name, seconds in parts.items()}
+    kind = "ttft" if row["ttft"] is not None else "failed_after"
+    said |= {f"pdserve.{kind}.{name}": seconds for name, seconds in parts.items()}
     if row["outcome"] != "finished":
         said |= {"error.type": row["reason"], "pdserve.error": "the prefill engine has gone"}
     if row["ttft"] is None:
-        return said
+        return said | {"pdserve.failed_after": row["failed_after"], "pdserve.failed_in": row["failed_in"]}
     raw = {
         "prefill.queue": parts.get("prefill.queue", 0.0),
         "prefill.forward": parts.get("prefill.forward", 0.0),
@@ -198,7 +202,7 @@ def _service(part: str) -> str:
 def trace(row: Json, failed_attempt: str = "") -> Json:
     """/api/pdserve/trace/ID of a row; with the cause of an attempt that failed before it answered, if one did."""
     spans = _Spans(row["start_us"])
-    end = row["e2e"] if row["ttft"] is not None else sum(row["parts"].values()) + 0.0004
+    end = row["e2e"]
     bad = row["outcome"] != "finished"
     status = {"status": "error", "status_message": f"{row['reason']}: the prefill engine has gone"} if bad else {}
     root = spans.add("request", "proxy", "", 0.0, end, attributes=_attributes(row), **status)
@@ -212,19 +216,25 @@ def trace(row: Json, failed_attempt: str = "") -> Json:
     if retry := parts.pop("retry", 0.0):
         cause = {"status": "error", "status_message": failed_attempt, "critical": False}
         engines = {"pdserve.prefill.engine_id": "51ae90c2-prefill", "pdserve.decode.engine_id": "77e1f0aa-decode"}
+        engines["pdserve.failed_in"] = "prefill.forward"
         first = spans.add("attempt", "proxy", root, at, at + retry - 2e-6, attributes=engines, **cause)
         spans.add("prefill.hop", "proxy", first, at, at + 0.0012, critical=False)
         spans.add("prefill.queue", "prefill", first, at + 0.0013, at + 0.03, critical=False)
-        spans.add("prefill.forward", "prefill", first, at + 0.0301, at + 0.08, critical=False)
+        spans.add("prefill.forward", "prefill", first, at + 0.0301, at + retry - 2e-6, **cause)
         at += retry
     begin, stop = at, at + sum(parts.values())
     engines = {"pdserve.prefill.engine_id": "0b6c2d1e-prefill", "pdserve.decode.engine_id": "77e1f0aa-decode"}
+    if row["failed_in"]:
+        engines["pdserve.failed_in"] = row["failed_in"]
     attempt = spans.add("attempt", "proxy", root, begin, stop - 2e-6, attributes=engines, **status)
     for name, seconds in parts.items():
         if seconds <= 4e-6:
             at += seconds
             continue
-        own = spans.add(name, _service(name), attempt, at, at + seconds - 2e-6)
+        broken = status if name == row["failed_in"] else {}
+        own = spans.add(name, _service(name), attempt, at, at + seconds - 2e-6, **broken)
+        if broken:
+            continue
         _below(spans, row, name, own, at, at + seconds - 2e-6)
         at += seconds
     if row["ttft"] is not None:

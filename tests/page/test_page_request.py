@@ -168,12 +168,62 @@ async def test_the_critical_path_is_marked_in_words_too(page: Page, store: Store
 
 
 async def test_a_failed_request_explains_itself(page: Page, store: Store, url: str) -> None:
-    """No TTFT is made up; reason and message are there, and the parts that were reached."""
+    """No TTFT is made up; reason and message are there. In place of the figures of a TTFT it says when it failed and in
+    which part; the parts until then sum to that, to the microsecond, and the last is marked in more than colour."""
     row = next(row for row in store.requests if row["outcome"] == "failed")
     await opened(page, store, url, row)
     assert "PEER_LOST: the prefill engine has gone" in await page.text(".facts")
     assert "ended before its first token" in await page.text(".parts .note")
     assert await page.text(".f-all b") == "–"
+    figures = await page.run("[...document.querySelectorAll('.f-failed b')].map((b) => b.innerText)")
+    assert figures == [f"{row['failed_after'] * 1000:.3f}", "RDMA wait (kv.wait)"]
+    said = await table(page, "parts")
+    after, total, rest = said.pop("failed after"), said.pop("sum of parts"), said.pop("unattributed")
+    assert after == round(row["failed_after"] * 1000, 3)
+    assert sum(said.values()) == pytest.approx(total, abs=1e-9)
+    assert total + rest == pytest.approx(after, abs=1e-9)
+    assert list(said)[-1] == "✕ RDMA wait (kv.wait), until it failed"
+    assert "TTFT" not in await page.text(".parts thead")
+    label = await page.run("document.querySelector('.to-first .stack').getAttribute('aria-label')")
+    assert label.endswith(
+        f"RDMA wait (kv.wait) {said['✕ RDMA wait (kv.wait), until it failed']:.3f} ms, where it failed"
+    )
+    broken = "getComputedStyle(document.querySelector('.to-first .seg.broken')).backgroundImage"
+    assert (await page.run(broken)).count("repeating-linear-gradient") == 2
+    assert await page.run("document.querySelector('.formula')") is None
+
+
+async def test_where_it_failed_is_said_once(page: Page, store: Store, url: str) -> None:
+    """The attempt has the cause; below it the part says that it was there, and what of that nobody has stamped."""
+    row = next(row for row in store.requests if row["outcome"] == "failed")
+    trace = samples.trace(row)
+    part = next(span for span in trace["spans"] if span["name"] == "pdserve.kv.wait")
+    part["attributes"] |= {
+        "pdserve.failed_in.or_later": ["decode.queue", "decode.first_step"], "pdserve.unstamped": ["prefill.hop"],
+    }  # fmt: skip
+    store.traces[row["trace_id"]] = trace
+    await page.goto(f"{url}/#/request/{row['trace_id']}/{row['request_id']}")
+    await page.until("document.querySelectorAll('.spans li').length > 3")
+    cause = "document.querySelector(\"[data-span='pdserve.%s'] .cause\").innerText"
+    assert await page.run(cause % "attempt") == "PEER_LOST: the prefill engine has gone"
+    assert await page.run(cause % "kv.wait") == (
+        "it failed here, or later: decode.queue, decode.first_step (nobody has stamped that); "
+        "not stamped before: prefill.hop"
+    )
+    assert await page.run("document.querySelectorAll('.span-bar.broken').length") == 1
+    assert "in RDMA wait (kv.wait)" in await page.text(".attempts li")
+
+
+async def test_a_failed_attempt_shows_its_parts(page: Page, store: Store, url: str) -> None:
+    """A retried request: the attempt that failed has a bar of its parts, which ends in the one that it failed in."""
+    row = next(row for row in store.requests if row["fallbacks"])
+    await opened(page, store, url, row, CAUSE)
+    shown = await page.run(
+        "[...document.querySelectorAll('.attempts li')].map((li) =>"
+        " [...li.querySelectorAll('.seg')].map((seg) => seg.dataset.part + (seg.matches('.broken') ? '!' : '')))"
+    )
+    assert shown == [["prefill.hop", "prefill.queue", "prefill.forward!"], []]
+    assert await page.run("document.querySelectorAll('.to-first .broken').length") == 0
 
 
 async def test_the_second_request_of_a_clients_trace_is_the_one_shown(page: Page, store: Store, url: str) -> None:

@@ -1,5 +1,6 @@
 """The list of recent requests; what is fake: the API, whose answers are canned."""
 
+import re
 from typing import Any
 
 import pytest
@@ -66,7 +67,10 @@ async def test_a_failed_request_shows_its_reason(page: Page, store: Store, url: 
     store.requests = [row for row in store.requests if row["outcome"] != "finished"]
     await opened(page, url, 3)
     said = {(await cells(page, row))["what"]: await cells(page, row) for row in range(3)}
-    assert said["✕ failed"]["bar"] == "PEER_LOST"
+    bar = said["✕ failed"]["bar"].split("\n")
+    assert bar[0] == "✕"
+    assert re.fullmatch(r"PEER_LOST in RDMA wait \(kv\.wait\) after \d+\.\d\d ms", bar[1])
+    assert (said["✕ failed"]["ser"], said["✕ failed"]["rdma"]) == ("–", "–"), "no parts of a TTFT"
     assert said["✕ failed"]["ttft"] == "–"
     assert said["⊘ cancelled"]["bar"] == "CANCELLED"
 

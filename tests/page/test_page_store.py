@@ -175,6 +175,6 @@ async def test_the_page_works_on_the_store(page: Page, traces: str) -> None:
     await page.goto(f"{traces}/#/time?series=kv.wait")
     await page.until("document.querySelector('.chart .dot')")
     await page.goto(f"{traces}/#/request/{'ab' * 16}")
-    assert "No such trace" in await page.text(".empty h2")
+    await page.until("document.querySelector('.empty h2')?.innerText.includes('No such trace')")
     assert [said for said in page.complaints if "404" not in said] == []
     page.complaints.clear()

@@ -17,6 +17,9 @@ _EXPORT = 2.0
 """Seconds within which the proxy's export of a request that has just ended has come to the store."""
 _POLL = 0.1
 """Seconds between two looks for it."""
+_ON_ITS_WAY = 0.5
+"""Seconds that the newest trace is given to come. A proxy keeps one for 0.25 s at most, so that those of requests that
+ended before `--last` was asked are in the store by then, unless the machine is overloaded."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     store = TraceStore(_address(args), args.timeout)
     style = waterfall.Style.of(sys.stdout, shutil.get_terminal_size().columns)
     if args.last:
-        found = store.requests(limit=args.last)
+        found = _newest(store, args.last)
         print(json.dumps(found, indent=2) if args.json else waterfall.listing(found))
         return 0
     trace = store.get(f"trace/{_trace_id(store, args.id)}", "spans")
@@ -67,13 +70,20 @@ def _address(args: argparse.Namespace) -> str:
 
 def _trace_id(store: "TraceStore", wanted: str | None) -> str:
     """The trace of the request that is meant; the newest one's if none is named."""
-    found = _exported(store, wanted) if wanted else store.requests(limit=2)
+    found = _exported(store, wanted) if wanted else _newest(store, 1)
     if not found:
         raise InvalidRequest(f"no request {wanted!r} is in the trace store" if wanted else "no request has been traced")
     traces = {row["trace_id"] for row in found}
     if wanted and len(traces) > 1 and wanted not in traces:
         raise InvalidRequest(f"{wanted!r} may be {' or '.join(sorted(traces))}: say more of it")
     return str(wanted if wanted in traces else found[0]["trace_id"])
+
+
+def _newest(store: "TraceStore", limit: int) -> list[Json]:
+    """The newest requests, with those whose traces were still on their way."""
+    store.requests(limit=1)  # one that does not answer is said at once
+    time.sleep(_ON_ITS_WAY)
+    return store.requests(limit=limit)
 
 
 def _exported(store: "TraceStore", wanted: str) -> list[Json]:

@@ -52,12 +52,13 @@ def listing(requests: Sequence[Json]) -> str:
             _when(row["start_us"], "%H:%M:%S"),
             clean(row["request_id"]),
             clean(row["mode"]),
-            clean(row["reason"] or row["outcome"]),
+            clean(row["reason"] or row["outcome"]) + (f" in {clean(row['failed_in'])}" if row["failed_in"] else ""),
             str(row["input_tokens"]),
             str(row["output_tokens"]),
             _ms(row["ttft"]),
-            _ms(row["parts"].get("proxy.serialization")),
-            _ms(row["parts"].get("kv.wait")),
+            # Of one without a first token they are no parts of a TTFT.
+            _ms(None if row["failed_in"] else row["parts"].get("proxy.serialization")),
+            _ms(None if row["failed_in"] else row["parts"].get("kv.wait")),
         )
         for row in requests
     ]
@@ -98,6 +99,7 @@ def _header(trace: Json, style: Style) -> Iterator[str]:
     yield f"        {', '.join([*facts, clean(request['model'])])}"
     total = "" if request["e2e"] is None else f", {_ms(request['e2e'])} ms in all"
     first = "no first token" if request["ttft"] is None else f"TTFT {_ms(request['ttft'])} ms"
+    failed_in = clean(request.get("failed_in") or "")
     yield f"        {first}{total}"
     outcome = clean(request["outcome"])
     if outcome != "finished":
@@ -105,10 +107,13 @@ def _header(trace: Json, style: Style) -> Iterator[str]:
         reason = clean(request["reason"])
         cause = clean(why).removeprefix(f"{reason}: ")  # a status begins with it too
         yield style.paint(": ".join(filter(None, (outcome, reason, cause))), _RED)
+    if failed_in:
+        where = f"in {TITLES.get(failed_in, failed_in)}, after {_ms(request['failed_after'])} ms"
+        yield style.paint(where, _RED)
 
 
 def _waterfall(spans: Sequence[Json], style: Style, until_s: float | None) -> Iterator[str]:
-    rows = list(_tree(spans))
+    rows, by_id = list(_tree(spans)), {span["span_id"]: span for span in spans}
     begin = min(span["start_us"] for span in spans)
     end = max(span["start_us"] + span["duration_us"] for span in spans)
     if until_s is not None:
@@ -126,12 +131,31 @@ def _waterfall(spans: Sequence[Json], style: Style, until_s: float | None) -> It
         looked_for = label.strip() in TITLES
         name = style.paint(f"{label:<{left}}", _RED if failed else _YELLOW if looked_for else "")
         yield f"{name}  |{drawn}|{time:>{middle + 1}} ms  {service}".rstrip()
-        if failed and span["status_message"] and span["parent_id"]:
+        if failed and span["parent_id"] and (why := _cause(span, by_id.get(span["parent_id"]))):
             depth = len(label) - len(label.lstrip())
-            yield style.paint(f"{' ' * depth}  ! {clean(span['status_message'])}", _RED)
+            yield style.paint(f"{' ' * depth}  ! {why}", _RED)
     full, thin = ("█", "░") if style.blocks else ("#", "-")
     cut = ", > goes on after the first token" if until_s is not None else ""
     yield style.paint(f"{full} on the critical path, {thin} beside it{cut}", _DIM)
+
+
+def _cause(span: Json, parent: Json | None) -> str:
+    """Why it failed. Of the part that an attempt failed in: that it is this one, as the attempt says why; and what of
+    that nobody has stamped."""
+    why = clean(span["status_message"])
+    if parent is None or parent["name"] != "pdserve.attempt" or parent["status_message"] != span["status_message"]:
+        return why
+    said = "it failed here"
+    if later := _list(span, "pdserve.failed_in.or_later"):
+        said += f", or later: {later} (nobody has stamped that)"
+    if never := _list(span, "pdserve.unstamped"):
+        said += f"; not stamped before: {never}"
+    return said
+
+
+def _list(span: Json, name: str) -> str:
+    value = span["attributes"].get(name)
+    return ", ".join(clean(str(each)) for each in value) if isinstance(value, list) else ""
 
 
 def _bar(span: Json, begin: float, end: float, width: int, style: Style) -> str:
@@ -165,27 +189,41 @@ def _tree(spans: Sequence[Json]) -> Iterator[tuple[int, Json]]:
 
 
 def _parts(request: Json, formula: float | None, style: Style) -> Iterator[str]:
-    if not request or request["ttft"] is None:
+    """The table of parts, of the TTFT or, in its place, of the time until it failed."""
+    failed_in = request.get("failed_in") if request else ""
+    whole = request.get("failed_after") if failed_in else request.get("ttft") if request else None
+    if whole is None:
         return
+    ended = "cancelled" if request["outcome"] == "cancelled" else "failed"
+    total_name, share = (f"{ended} after", "of all") if failed_in else ("TTFT", "of TTFT")
     names = [*request["parts"], "unattributed"]
     seconds = [*request["parts"].values(), request["unattributed"] or 0.0]
+    if failed_in in names:  # the last, whatever it is called
+        at = names.index(failed_in)
+        names.append(names.pop(at))
+        seconds.append(seconds.pop(at))
     microseconds = whole_microseconds(seconds)
-    (total,) = whole_microseconds([request["ttft"]])
+    (total,) = whole_microseconds([whole])
     rows = [
-        (TITLES.get(name, name), f"{us / 1000:.3f}", f"{us / total:.1%}" if total else "")
+        (_title(name, failed_in, ended), f"{us / 1000:.3f}", f"{us / total:.1%}" if total else "")
         for name, us in zip(names, microseconds, strict=True)
     ]
-    lines = text.table(("part", "ms", "of TTFT"), [*rows, ("TTFT", f"{total / 1000:.3f}", "")]).splitlines()
+    lines = text.table(("part", "ms", share), [*rows, (total_name, f"{total / 1000:.3f}", "")]).splitlines()
     yield ""
     yield from lines[:2]
     for name, line in zip(names, lines[2:-1], strict=True):
-        yield style.paint(line, _YELLOW + _BOLD if name in TITLES else "")
+        yield style.paint(line, _RED if name == failed_in else _YELLOW + _BOLD if name in TITLES else "")
     yield lines[1]
     yield style.paint(lines[-1], _BOLD)
     if abs(sum(microseconds) - total) > 1:
-        yield style.paint(f"the parts sum to {sum(microseconds) / 1000:.3f} ms, not to the TTFT", _RED)
+        yield style.paint(f"the parts sum to {sum(microseconds) / 1000:.3f} ms, not to the {total_name}", _RED)
     if formula is not None:
         yield f"{clean(request['mode']).upper()}'s formula on the raw intervals: {formula * 1000:.3f} ms"
+
+
+def _title(name: str, failed_in: str | None, ended: str) -> str:
+    title = TITLES.get(name, name)
+    return f"{title}, until it {'was ' if ended == 'cancelled' else ''}{ended}" if name == failed_in else title
 
 
 def _formula(spans: Sequence[Json], request: Json) -> float | None:

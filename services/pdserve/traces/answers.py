@@ -31,6 +31,8 @@ def request(row: Request) -> Json:
         "kv_bytes": row.kv_bytes,
         "parts": row.parts,
         "unattributed": row.unattributed,
+        "failed_after": row.failed_after,
+        "failed_in": row.failed_in,
     }
 
 

@@ -3,7 +3,6 @@
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ _STEPS = 10_000
 """SQLite's steps between two looks at the clock."""
 _REQUEST = (
     "t.trace_id, r.span_id, r.start_ns, r.request_id, r.ttft, r.e2e, r.mode, r.transport, r.model, r.outcome, r.reason,"
-    " r.fallbacks, r.continuations, r.input_tokens, r.output_tokens, r.kv_bytes, r.parts, r.unattributed"
+    " r.fallbacks, r.continuations, r.input_tokens, r.output_tokens, r.kv_bytes, r.parts, r.unattributed,"
+    " r.failed_after, r.failed_in"
 )
 _SPAN = "s.span_id, s.parent_id, s.name, s.kind, s.start_ns, s.end_ns, s.status, s.content"
 _PARTS = msgspec.json.Decoder(dict[str, float]).decode
@@ -174,8 +174,8 @@ class Reader:
 
 
 def _request(row: tuple[Any, ...]) -> Request:
-    *plain, parts, unattributed = row
-    return replace(Request(*plain), parts=_PARTS(parts), unattributed=unattributed)
+    *plain, parts, unattributed, failed_after, failed_in = row
+    return Request(*plain, _PARTS(parts), unattributed, failed_after, failed_in)
 
 
 def explain(error: sqlite3.OperationalError, timeout: float) -> Exception:

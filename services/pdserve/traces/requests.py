@@ -1,6 +1,7 @@
 """What the span of a request says about it: one row of the table of requests. Pure.
 
-The parts are those of the time to first token, disjoint, in seconds; with `unattributed` they sum to it.
+The parts are disjoint, in seconds. With `unattributed` they sum to the time to first token, or, of a request that
+had none, to the time after which it failed.
 """
 
 from collections.abc import Iterable
@@ -12,8 +13,8 @@ from pdserve.traces.span import Span
 
 PARTS = tuple(name for part in names.PARTS for name in ((part, names.RETRY) if part == "route" else (part,)))
 """The parts that are known, in the order in which a request passes them."""
-_PREFIX = names.ttft_part("")
-_NOT_PARTS = (names.UNATTRIBUTED, names.RDMA_WAIT, names.PROXY_SERIALIZATION)
+_PREFIX, _FAILED_PREFIX = names.ttft_part(""), names.failed_after_part("")
+_NOT_PARTS = (names.UNATTRIBUTED, names.RDMA_WAIT, names.PROXY_SERIALIZATION, names.FAILED_UNATTRIBUTED)
 """The remainder, and the two parts that are said again under a name that people look for."""
 
 
@@ -44,6 +45,10 @@ class Request:
     kv_bytes: int = 0
     parts: dict[str, float] = field(default_factory=dict)
     unattributed: float | None = None
+    failed_after: float | None = None
+    """Until it failed, or was cancelled, without a first token; None: it had one."""
+    failed_in: str = ""
+    """The part in which that was, the last of `parts`."""
 
 
 def of(span: Span) -> Request | None:
@@ -52,12 +57,14 @@ def of(span: Span) -> Request | None:
         return None
     tags = span.tags
     e2e = _seconds(tags.get(names.E2E))
+    ttft, failed_after = _seconds(tags.get(names.TTFT)), _seconds(tags.get(names.FAILED_AFTER))
+    failed = ttft is None and failed_after is not None
     return Request(
         trace_id=span.trace_id,
         span_id=span.span_id,
         start_ns=span.start_ns,
         request_id=_text(tags.get(names.REQUEST_ID)),
-        ttft=_seconds(tags.get(names.TTFT)),
+        ttft=ttft,
         e2e=(span.end_ns - span.start_ns) / 1e9 if e2e is None else e2e,
         mode=_text(tags.get(names.MODE)),
         transport=_text(tags.get(names.TRANSPORT)),
@@ -69,8 +76,10 @@ def of(span: Span) -> Request | None:
         input_tokens=_count(tags.get(names.GEN_AI_INPUT_TOKENS)),
         output_tokens=_count(tags.get(names.GEN_AI_OUTPUT_TOKENS)),
         kv_bytes=_count(tags.get(names.KV_BYTES)),
-        parts=_parts(tags),
-        unattributed=_seconds(tags.get(names.UNATTRIBUTED)),
+        parts=_parts(tags, _FAILED_PREFIX if failed else _PREFIX),
+        unattributed=_seconds(tags.get(names.FAILED_UNATTRIBUTED if failed else names.UNATTRIBUTED)),
+        failed_after=failed_after if failed else None,
+        failed_in=_text(tags.get(names.FAILED_IN)) if failed else "",
     )
 
 
@@ -80,12 +89,12 @@ def in_order(parts: Iterable[str]) -> list[str]:
     return [name for name in PARTS if name in given] + sorted(given.difference(PARTS))
 
 
-def _parts(tags: dict[str, Any]) -> dict[str, float]:
+def _parts(tags: dict[str, Any], prefix: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, value in tags.items():
         seconds = _seconds(value)
-        if key.startswith(_PREFIX) and key not in _NOT_PARTS and seconds is not None:
-            found[key.removeprefix(_PREFIX)] = seconds
+        if key.startswith(prefix) and key not in _NOT_PARTS and seconds is not None:
+            found[key.removeprefix(prefix)] = seconds
     return {name: found[name] for name in in_order(found)}
 
 

@@ -13,7 +13,7 @@ from pdserve.rpc.errors import ConfigError
 
 APPLICATION = 0x70647472
 """`pdtr`: what SQLite's header says the file is for."""
-VERSION = 1
+VERSION = 2
 BUSY_S = 5.0
 """Longest wait for another connection's lock."""
 _MAGIC = b"SQLite format 3\x00"
@@ -64,11 +64,18 @@ CREATE TABLE requests (
     kv_bytes INTEGER NOT NULL,
     parts TEXT NOT NULL,
     unattributed REAL,
+    failed_after REAL,
+    failed_in TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (trace, span_id)
 ) WITHOUT ROWID;
 CREATE INDEX requests_by_start ON requests (start_ns);
 CREATE INDEX requests_by_id ON requests (request_id);
 """
+_FROM_1 = """
+ALTER TABLE requests ADD COLUMN failed_after REAL;
+ALTER TABLE requests ADD COLUMN failed_in TEXT NOT NULL DEFAULT '';
+"""
+"""What version 1 lacks."""
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -136,6 +143,8 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         )
     elif application != APPLICATION:
         raise ConfigError(f"{path} is not a trace store: it is another program's database; name another one")
+    elif version == 1:
+        database.executescript(f"BEGIN; {_FROM_1} PRAGMA user_version = {VERSION}; COMMIT;")
     elif version != VERSION:
         raise ConfigError(
             f"trace store {path} has version {version}, this pdserve-traces reads {VERSION}: name another file"

@@ -103,7 +103,8 @@ class Writer:
                 trace, span.span_id, request.start_ns, request.request_id, request.ttft, request.e2e, request.mode,
                 request.transport, request.model, request.outcome, request.reason, request.fallbacks,
                 request.continuations, request.input_tokens, request.output_tokens, request.kv_bytes,
-                msgspec.json.encode(request.parts).decode(), request.unattributed,
+                msgspec.json.encode(request.parts).decode(), request.unattributed, request.failed_after,
+                request.failed_in,
             )  # fmt: skip
             self._database.execute(f"INSERT INTO requests VALUES ({_marks(len(values))})", values)
         return new

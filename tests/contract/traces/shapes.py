@@ -103,6 +103,8 @@ REQUEST = record(
     kv_bytes=COUNT,
     parts=PARTS,
     unattributed=MAYBE,
+    failed_after=MAYBE,
+    failed_in=TEXT,
 )
 OUR_SPAN = record(
     span_id=SPAN_ID,

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from pdserve.cli.board import Board
 from pdserve.cli.fleet import Fleet
 from pdserve.cli.plan import Ports, Spec, make_plan
 from pdserve.cli.waterfall import Style, listing, picture, whole_microseconds
+from pdserve.proxy.__main__ import EXPORT_DELAY
 from pdserve.rpc.errors import InvalidRequest
 from pdserve.traces import answers, otlp, requests
 from tests.unit.cli.fakes import WAIT, fake_plan
@@ -106,14 +108,44 @@ def test_what_is_beside_the_critical_path_is_drawn_thin() -> None:
 
 @pytest.mark.parametrize("cause", ["NO_ENGINES: no pair is left", "no pair is left"])
 def test_a_failed_request_shows_the_cause(cause: str) -> None:
-    """What the client got in the header, its reason once; what each attempt failed with below its bar; no parts, as
-    none add up."""
+    """What the client got in the header, its reason once; what each attempt failed with below its bar. Of a trace that
+    does not say where it failed there are no parts, as none add up."""
     lines = picture(told(made.failed(1, cause=cause)), PLAIN)
     assert "failed: NO_ENGINES: no pair is left" in lines
     assert any("no first token" in line for line in lines)
     attempt = next(n for n, line in enumerate(lines) if line.lstrip().startswith("attempt"))
     assert lines[attempt + 1].strip() == "! prefill gave up"
     assert not any(line.startswith("part ") for line in lines)
+
+
+def test_a_failed_request_shows_where_it_was() -> None:
+    """In the header and below the part's bar, once each; the parts up to the failure sum to it, the last of them is the
+    one in which it failed, and none of it is called TTFT."""
+    trace = told(made.broken(1))
+    lines = picture(trace, PLAIN)
+    assert "failed: PEER_LOST: gone" in lines
+    assert "in RDMA wait (kv.wait), after 41.000 ms" in lines
+    at = next(n for n, line in enumerate(lines) if line.lstrip().startswith("kv.wait"))
+    assert lines[at + 1].strip() == "! it failed here, or later: decode.queue (nobody has stamped that)"
+    assert sum("! " in line for line in lines) == 2
+    begin = next(n for n, line in enumerate(lines) if line.startswith("part "))
+    assert lines[begin].split() == ["part", "ms", "of", "all"]
+    parts = table(lines)
+    assert list(parts)[-2:] == ["RDMA wait (kv.wait), until it failed", "failed after"]
+    total = parts.pop("failed after")
+    assert round(sum(parts.values()), 3) == total == 41.0
+    assert "TTFT" not in "\n".join(lines)
+    shown = listing([trace["request"]])
+    assert "PEER_LOST in kv.wait" in shown
+    assert shown.split()[-3:] == ["-", "-", "-"]
+
+
+def test_a_cancelled_request_was_cancelled() -> None:
+    """Its parts are until then."""
+    trace = told(made.broken(1))
+    trace["request"] |= {"outcome": "cancelled", "reason": "CANCELLED"}
+    parts = table(picture(trace, PLAIN))
+    assert list(parts)[-2:] == ["RDMA wait (kv.wait), until it was cancelled", "cancelled after"]
 
 
 def test_a_retried_request_shows_both_attempts() -> None:
@@ -231,28 +263,36 @@ def test_where_it_asks(other: str, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 class Late:
-    """A trace store that has a request at the third look."""
+    """A trace store that has a request at the third look, and at the second one of an unknown name."""
 
     def __init__(self) -> None:
         self.looks = 0
 
     def requests(self, **query: Any) -> list[dict[str, Any]]:
         self.looks += 1
-        return [{"trace_id": "t1"}] if self.looks > 2 and query.get("id") == "cmpl-1" else []
+        if "id" not in query:
+            return [{"trace_id": "t2"}] if self.looks > 1 else [{"trace_id": "t1"}]
+        return [{"trace_id": "t1"}] if self.looks > 2 and query["id"] == "cmpl-1" else []
 
 
 def test_a_request_that_has_just_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its export is on its way: a name is looked for again, but not for ever, and the newest one is asked for once."""
+    """Its export is on its way: a name is looked for again, but not for ever. The newest one is given the time that an
+    export takes: what was the newest before is not it."""
     monkeypatch.setattr(trace_command, "_POLL", 0.0)
     late: Any = Late()
     assert trace_command._trace_id(late, "cmpl-1") == "t1"
     monkeypatch.setattr(trace_command, "_EXPORT", 0.05)
     with pytest.raises(InvalidRequest, match="no request 'cmpl-2' is in the trace store"):
         trace_command._trace_id(late, "cmpl-2")
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     newest: Any = Late()
+    assert trace_command._trace_id(newest, None) == "t2"
+    assert waited == [trace_command._ON_ITS_WAY]
+    assert trace_command._ON_ITS_WAY > 1.5 * EXPORT_DELAY
+    monkeypatch.setattr(newest, "requests", lambda **_: [])
     with pytest.raises(InvalidRequest, match="no request has been traced"):
         trace_command._trace_id(newest, None)
-    assert newest.looks == 1
 
 
 @pytest.mark.parametrize("words", [[], ["a", "--last"], ["--last", "0"], ["--last", "x"]])

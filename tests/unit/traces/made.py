@@ -199,6 +199,24 @@ def failed(number: int = 1, start: int = START, cause: str = "no pair is left") 
     return made
 
 
+def broken(number: int = 1, start: int = START) -> Made:
+    """A READ that failed after 41 ms, 20 of them in kv.wait, which was not over; 1 ms is nobody's."""
+    made, after = Made(number, start), {"tokenize": 1.0, "admit": 1.0, "prefill.forward": 18.0, "kv.wait": 20.0}
+    said = {f"pdserve.failed_after.{name}": ms / 1000 for name, ms in after.items()}
+    root = made.span(
+        "request", PROXY, 0, 41 * MS, kind=2, pdserve__request_id=f"cmpl-{number}", pdserve__mode="read",
+        pdserve__outcome="failed", error__type="PEER_LOST", gen_ai__request__model="m", pdserve__failed_in="kv.wait",
+        pdserve__failed_after=0.041,
+    )  # fmt: skip
+    root.attributes.extend(pairs(said | {"pdserve.failed_after.unattributed": 0.001}))
+    attempt = made.span("attempt", PROXY, 2 * MS, 41 * MS, root, kind=3, pdserve__failed_in="kv.wait")
+    made.span("prefill.forward", PREFILL, 3 * MS, 21 * MS - GAP, attempt)
+    wait = made.span("kv.wait", DECODE, 21 * MS, 41 * MS, attempt, pdserve__failed_in__or_later=["decode.queue"])
+    for span in (root, attempt, wait):
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message="PEER_LOST: gone"))
+    return made
+
+
 def total(chain: Sequence[tuple[str, str, float]]) -> int:
     """Nanoseconds of the parts of a chain, with the head."""
     return sum(round(ms * MS) for _, _, ms in (*HEAD, *chain))

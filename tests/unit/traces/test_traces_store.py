@@ -237,7 +237,7 @@ def test_the_file_is_its_owners(file: File) -> None:
     [
         (lambda path: path.write_text("hello, I am a letter"), "is not a trace store: it is no SQLite file"),
         (lambda path: _other(path, 0, 0), "another program's database"),
-        (lambda path: _other(path, schema.APPLICATION, 99), "has version 99, this pdserve-traces reads 1"),
+        (lambda path: _other(path, schema.APPLICATION, 99), "has version 99, this pdserve-traces reads 2"),
         (lambda path: _broken(path), "is damaged"),
         (lambda path: path.mkdir(), "Is a directory"),
     ],

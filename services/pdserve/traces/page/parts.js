@@ -49,11 +49,16 @@ export function title(part) {
   return { "proxy.serialization": "proxy serialization", "kv.wait": "RDMA wait (kv.wait)" }[part] ?? part;
 }
 
-/** The parts of a request in order, what no stamp explains last: [name, seconds]. */
+/** The parts of a request in order, what no stamp explains last, but for the part in which it failed: [name, seconds]. */
 export function partsOf(request) {
   const named = ordered(Object.keys(request.parts ?? {})).map((name) => [name, request.parts[name]]);
-  return request.unattributed ? [...named, ["unattributed", request.unattributed]] : named;
+  const rest = request.unattributed ? [["unattributed", request.unattributed]] : [];
+  const broken = ([name]) => name === request.failed_in;
+  return [...named.filter((part) => !broken(part)), ...rest, ...named.filter(broken)];
 }
+
+/** Whether it ended before its first token, and says where: its parts are no parts of a TTFT then. */
+export const hasFailed = (request) => Boolean(request.failed_in) && typeof request.failed_after === "number";
 
 /** Seconds of each group. */
 export function byGroup(request) {
@@ -65,7 +70,9 @@ export function byGroup(request) {
 /** A bar of the parts, `full` seconds wide; longer ones are cut off and say so. */
 export function stack(request, full, { labels = false } = {}) {
   const parts = partsOf(request).filter(([, seconds]) => seconds > 0);
-  const said = parts.map(([name, seconds]) => `${title(name)} ${ms(seconds)} ms`).join(", ");
+  const words = (name, seconds) =>
+    `${title(name)} ${ms(seconds)} ms${name === request.failed_in ? ", where it failed" : ""}`;
+  const said = parts.map(([name, seconds]) => words(name, seconds)).join(", ");
   const bar = h("div", { class: "stack", role: "img", "aria-label": said || "no parts" });
   let left = 0;
   for (const [name, seconds] of parts) {
@@ -78,15 +85,16 @@ export function stack(request, full, { labels = false } = {}) {
       h(
         "span",
         {
-          class: `seg g-${group(name)}${share < 1 ? " thin" : ""}`,
+          class: `seg g-${group(name)}${share < 1 ? " thin" : ""}${name === request.failed_in ? " broken" : ""}`,
           "data-part": name,
-          title: `${title(name)} ${ms(seconds)} ms`,
+          title: words(name, seconds),
           style: { width: `${share}%` },
         },
         labels ? label(name) : [],
       ),
     );
   }
+  if (request.failed_in) bar.append(h("span", { class: "end", "aria-hidden": "true", text: "✕" }));
   return bar;
 }
 
@@ -101,11 +109,12 @@ function label(name) {
   ];
 }
 
-/** Each group's share of all the time to first token of `requests`. */
+/** Each group's share of all the time to first token of `requests`; those that had none do not count. */
 export function shares(requests) {
   const sums = {};
   let all = 0;
   for (const request of requests) {
+    if (hasFailed(request)) continue;
     for (const [name, seconds] of Object.entries(byGroup(request))) {
       sums[name] = (sums[name] ?? 0) + seconds;
       all += seconds;

@@ -3,8 +3,9 @@
 import { ApiError, get } from "./api.js";
 import { h } from "./dom.js";
 import { apportion, bytes, clock, count, day, ms, percent, plural } from "./format.js";
+import { brokenAt, ending, failure } from "./failure.js";
 import { formulaOf } from "./formula.js";
-import { group, partsOf, stack, swatch, title } from "./parts.js";
+import { group, hasFailed, partsOf, stack, swatch, title } from "./parts.js";
 import { modeName, outcomeMark, tries } from "./row.js";
 import { below, isError, waterfall } from "./waterfall.js";
 
@@ -92,8 +93,8 @@ function whole(answer) {
     facts(request, attributes),
     h(
       "section",
-      { class: "to-first", "aria-label": "Time to first token" },
-      figures(request),
+      { class: "to-first", "aria-label": hasFailed(request) ? `Time until it ${ending(request)}` : "Time to first token" },
+      hasFailed(request) ? failure(request, attributes) : figures(request),
       stack(request, total(request), { labels: true }),
     ),
     h(
@@ -112,6 +113,7 @@ function whole(answer) {
 
 const total = (request) =>
   request.ttft ??
+  request.failed_after ??
   Math.max(
     partsOf(request).reduce((sum, [, seconds]) => sum + seconds, 0),
     1e-6,
@@ -184,7 +186,8 @@ function figures(request) {
 function partsTable(request) {
   const parts = partsOf({ ...request, unattributed: 0 });
   const rest = request.unattributed ?? 0; // null where there was no first token
-  const whole = request.ttft;
+  const failed = hasFailed(request);
+  const whole = failed ? request.failed_after : request.ttft;
   const exact =
     whole === null || whole === undefined ? null : apportion([...parts.map(([, each]) => each), rest], whole);
   const shown = (index, seconds) => ms(exact ? exact[index] / 1e6 : seconds);
@@ -199,13 +202,21 @@ function partsTable(request) {
       h("td", { class: "num", text: share }),
     );
   const rows = parts.map(([name, seconds], index) =>
-    line(title(name), shown(index, seconds), percent(seconds, whole), `p-${group(name)}`, swatch(group(name))),
+    name === request.failed_in
+      ? line(
+          `✕ ${title(name)}, until it ${ending(request)}`,
+          shown(index, seconds),
+          percent(seconds, whole),
+          "p-broken",
+          swatch(group(name)),
+        )
+      : line(title(name), shown(index, seconds), percent(seconds, whole), `p-${group(name)}`, swatch(group(name))),
   );
   const off = whole !== null && whole !== undefined && !exact;
   return h(
     "section",
     { class: "parts", "aria-label": "Parts" },
-    h("h2", { text: "Parts of the time to first token" }),
+    h("h2", { text: failed ? `Parts until it ${ending(request)}` : "Parts of the time to first token" }),
     h(
       "table",
       { class: "numbers" },
@@ -217,7 +228,7 @@ function partsTable(request) {
           {},
           h("th", { scope: "col", text: "part" }),
           h("th", { scope: "col", class: "num", text: "ms" }),
-          h("th", { scope: "col", class: "num", text: "of TTFT" }),
+          h("th", { scope: "col", class: "num", text: failed ? "of all" : "of TTFT" }),
         ),
       ),
       h("tbody", {}, rows.length ? rows : h("tr", {}, h("td", { colspan: "3", text: "None was stamped." }))),
@@ -232,19 +243,21 @@ function partsTable(request) {
           "",
           swatch("unattributed"),
         ),
-        line("TTFT", ms(whole), whole ? "100.0 %" : "–", "total"),
+        line(failed ? `${ending(request)} after` : "TTFT", ms(whole), whole ? "100.0 %" : "–", "total"),
       ),
     ),
-    whole === null || whole === undefined
+    failed || whole === null || whole === undefined
       ? h("p", {
           class: "note",
-          text: "It ended before its first token: there is no TTFT that the parts could add up to.",
+          text: failed
+            ? "It ended before its first token: there is no TTFT, and it counts in no percentile."
+            : "It ended before its first token: there is no TTFT that the parts could add up to.",
         })
       : null,
     off
       ? h("p", {
           class: "note bad",
-          text: `The parts and what is unattributed differ from TTFT by ${ms(sum + rest - whole)} ms.`,
+          text: `The parts and what is unattributed differ from ${failed ? "the time until then" : "TTFT"} by ${ms(sum + rest - whole)} ms.`,
         })
       : null,
   );
@@ -273,6 +286,7 @@ function attemptsOf(spans) {
             text: isError(span) ? "✕ failed" : "✓ answered",
           }),
           h("span", { class: "num", text: `${ms(span.duration_us / 1e6)} ms` }),
+          brokenAt(span, spans),
           engines.length ? h("code", { text: engines.map((each) => String(each).slice(0, 8)).join(" → ") }) : null,
           isError(span)
             ? h("span", {

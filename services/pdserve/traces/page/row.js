@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { clock, count, day, ms, plural } from "./format.js";
-import { stack } from "./parts.js";
+import { hasFailed, stack, title } from "./parts.js";
 
 export const OUTCOMES = { finished: "✓", failed: "✕", cancelled: "⊘" };
 
@@ -62,23 +62,29 @@ export function newRow(legend, opened) {
       " → ",
       h("span", { class: "out", text: count(next.output_tokens) }),
     );
-    cells.ser.textContent = ms(next.parts?.["proxy.serialization"], 2);
-    cells.rdma.textContent = ms(next.parts?.["kv.wait"], 2);
+    // Of a request without a first token they are no parts of a TTFT: its bar has them.
+    const parts = hasFailed(next) ? {} : (next.parts ?? {});
+    cells.ser.textContent = ms(parts["proxy.serialization"], 2);
+    cells.rdma.textContent = ms(parts["kv.wait"], 2);
     cells.ttft.textContent = ms(next.ttft, 2);
     for (const [name, seconds] of [
       ["ttft", next.ttft],
-      ["ser", next.parts?.["proxy.serialization"]],
-      ["rdma", next.parts?.["kv.wait"]],
+      ["ser", parts["proxy.serialization"]],
+      ["rdma", parts["kv.wait"]],
     ])
       cells[name].classList.toggle("none", seconds === null || seconds === undefined);
     const why =
       next.outcome === "finished" || !next.reason
         ? null
-        : h("span", { class: next.outcome === "failed" ? "why" : "why calm", text: next.reason });
+        : h("span", { class: next.outcome === "failed" ? "why" : "why calm", text: next.reason + where(next) });
     cells.bar.replaceChildren(stack(next, scale), ...(why ? [why] : []));
   }
   return { element, set };
 }
+
+/** Where a request failed, and when; nothing where it has not said. */
+const where = (request) =>
+  hasFailed(request) ? ` in ${title(request.failed_in)} after ${ms(request.failed_after, 2)} ms` : "";
 
 /** What went wrong on the way to an answer, in words. */
 export function tries(request) {

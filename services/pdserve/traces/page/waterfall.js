@@ -1,11 +1,13 @@
 // Owns the waterfall of one trace: which span is below which, and the rows that show them to scale.
 
 import { arrows, h, unseen } from "./dom.js";
+import { partsSaid } from "./failure.js";
 import { count, ms, tick, ticks } from "./format.js";
 import { group } from "./parts.js";
 
 const SERVICES = ["pdserve-proxy", "pdserve-prefill", "pdserve-decode", "pdserve-kvd"];
 const PREFIX = "pdserve.";
+const WHOLE = new Set(["pdserve.request", "pdserve.attempt", "pdserve.decode.stream"]); // what consists of parts
 
 /** Spans in the order of a tree, parents first: {span, depth, orphan}. Spans that name each other as parents come last. */
 export function tree(spans) {
@@ -50,7 +52,13 @@ export function waterfall(spans, firstUs) {
   const zooms = ttft && whole > 1.3 * ttft;
   const rows = h("ol", { class: "spans" });
   const axis = h("span", { class: "axis", "aria-hidden": "true" });
-  const made = new Map(list.map((each) => [each.span.span_id, row(each, start, (id) => made.get(id)?.open(true))]));
+  const known = new Map(spans.map((span) => [span.span_id, span]));
+  const made = new Map(
+    list.map((each) => [
+      each.span.span_id,
+      row(each, known.get(each.span.parent_id), start, (id) => made.get(id)?.open(true)),
+    ]),
+  );
   const scale = (full) => {
     const marks = ticks(full, 5);
     axis.replaceChildren(...marks.map((at) => h("span", { style: { left: `${(100 * at) / full}%` }, text: tick(at) })));
@@ -122,11 +130,25 @@ function colour(span) {
   return part === "serialization" || part === "rdma" ? `g-${part}` : service(span.service);
 }
 
-function row({ span, depth, orphan }, start, focus) {
-  const bar = h("span", { class: `span-bar ${colour(span)}${span.critical ? " critical" : ""}` });
+/** Why a span failed. Of the part that its attempt failed in: that it is this one, since the attempt says why. */
+function causeOf(span, above) {
+  const why = span.status_message || span.attributes?.["error.type"] || "error";
+  if (!isError(span) || above?.name !== "pdserve.attempt" || above.status_message !== span.status_message) return why;
+  const later = partsSaid(span.attributes, "pdserve.failed_in.or_later");
+  const never = partsSaid(span.attributes, "pdserve.unstamped");
+  return [
+    "it failed here",
+    later.length ? `, or later: ${later.join(", ")} (nobody has stamped that)` : "",
+    never.length ? `; not stamped before: ${never.join(", ")}` : "",
+  ].join("");
+}
+
+function row({ span, depth, orphan }, above, start, focus) {
+  const broken = isError(span) && !WHOLE.has(span.name) ? " broken" : "";
+  const bar = h("span", { class: `span-bar ${colour(span)}${span.critical ? " critical" : ""}${broken}` });
   const marks = (span.events ?? []).map((event) => [event, h("span", { class: "event", title: event.name })]);
   const failed = isError(span);
-  const why = span.status_message || span.attributes?.["error.type"] || "error";
+  const why = causeOf(span, above);
   const id = `span-${span.span_id}`;
   const button = h(
     "button",
