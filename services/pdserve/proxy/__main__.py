@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+EXPORT_DELAY = 0.25
+"""Seconds that a request's trace may wait here for others: who asks for the last one waits for it."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -78,10 +81,11 @@ def exporter(environ: Mapping[str, str]) -> "OtlpExport | None":
     where = settings.endpoint(environ)
     if not where:
         return None
-    from pdserve.runtime.telemetry.export import OtlpExport  # half a second of imports that only traces need
+    # Half a second of imports that only traces need.
+    from pdserve.runtime.telemetry.export import ExportSettings, OtlpExport
 
     try:
-        return OtlpExport(where)
+        return OtlpExport(where, ExportSettings(delay=EXPORT_DELAY))
     except ValueError as error:
         raise ConfigError(f"OTEL_EXPORTER_OTLP_...: {error}") from error
 

@@ -172,7 +172,9 @@ class ProxyApp:
             counts = RequestCounts(metrics.tally)
             sinks: list[ended.Sink] = [ended.to_log, counts.ended]
             if traces is not None:
-                sinks.append(TraceSink(traces, clock, config.trace_slow))
+                tracing = TraceSink(traces, clock, config.trace_slow, asyncio.get_running_loop().call_later)
+                stack.callback(tracing.close)
+                sinks.append(tracing)
             legs, sink = GrpcLegs(fleet.channels), ended.all_of(*sinks)
             driver = Driver(admission, legs, owner, clock, random, settings, sink, counts.gap)
             inference = Inference(config, registry, admission, shelf, driver, clock, random, counts.refused)

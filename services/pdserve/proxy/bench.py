@@ -9,7 +9,8 @@ Prints, for each number of requests in flight: TTFT p50 and p99 (ms), requests a
 and the CPU time that the proxy took per request (ms). Engines, proxy and client are a process each.
 
 `--tracing` prints what tracing adds to TTFT at half the load that the machine can bear, in pairs of runs with
-and without it; docs/benchmarks.md says how. Exits with 1 where that is more than it may be.
+and without it, with kvd and simulated engines; docs/benchmarks.md says how. Exits with 1 where that is more than
+it may be.
 """
 
 import argparse

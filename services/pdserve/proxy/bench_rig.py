@@ -1,4 +1,7 @@
-"""What the proxy's benchmarks stand on: a proxy and engines that answer at once, a process each, and their client."""
+"""What the proxy's benchmarks stand on: a proxy and engines that answer at once, a process each, and their client.
+
+With simulated engines and kvd in their place: bench_fleet.py.
+"""
 
 import asyncio
 import contextlib
@@ -26,8 +29,8 @@ from pdserve.runtime.config import INSECURE_KEY
 from pdserve.runtime.signing import Signer
 
 PROMPT = "x" * 256
-_START_S = 20.0
-"""Longest wait for a process to listen, and for engines to be routable."""
+_START_S = 30.0
+"""Longest wait for a process to listen, and for engines to be routable; the machine may be busy."""
 _COLLECTOR = "opentelemetry.proto.collector.trace.v1.TraceService"
 _COUNTS = "bench.Collector"
 
@@ -101,8 +104,8 @@ async def collector(address: str) -> None:
 async def collecting() -> AsyncIterator[str]:
     """The address of a collector in a process of its own."""
     address = f"127.0.0.1:{free_port()}"
-    async with _process("pdserve.proxy.bench", "--collector", address):
-        await _listening(address)
+    async with process("pdserve.proxy.bench", "--collector", address):
+        await listening(address)
         yield address
 
 
@@ -115,20 +118,16 @@ async def batches(address: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def standing(environ: Mapping[str, str] | None = None) -> AsyncIterator[Standing]:
-    """Starts a proxy, with these variables besides our own, and its engines; ends them."""
+async def standing() -> AsyncIterator[Standing]:
+    """Starts a proxy and its engines; ends them."""
     ports = [free_port() for _ in range(3)]
     flags = [f"--{name}={port}" for name, port in zip(("grpc-port", "http-port", "ping-port"), ports, strict=True)]
     grpc_at, http_at, registration = (f"127.0.0.1:{port}" for port in ports)
     async with (
-        _process("pdserve.proxy", *flags, "--log-level=error", environ=environ) as pid,
-        _process("pdserve.proxy.bench", "--engines", registration),
+        process("pdserve.proxy", *flags, "--log-level=error") as pid,
+        process("pdserve.proxy.bench", "--engines", registration),
     ):
-        await _listening(grpc_at)
-        async with aio_channel(grpc_at) as channel:
-            stub: serving_pb2_grpc.InferenceAsyncStub = serving_pb2_grpc.InferenceStub(channel)
-            fleet = await _routable(stub)
-        yield Standing(grpc_at, http_at, pid, fleet)
+        yield Standing(grpc_at, http_at, pid, await routable(grpc_at))
 
 
 @contextlib.asynccontextmanager
@@ -183,20 +182,28 @@ async def asking(at: Standing, ask: Ask) -> AsyncIterator[One]:
 
 
 @contextlib.asynccontextmanager
-async def _process(*words: str, environ: Mapping[str, str] | None = None) -> AsyncIterator[int]:
+async def process(*words: str, environ: Mapping[str, str] | None = None) -> AsyncIterator[int]:
+    """`python -m` with these words and, of OpenTelemetry's variables, these alone; its id. Killed at the end."""
     # What the caller's shell says of telemetry would be measured too.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, env=ours | dict(environ or {}))
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, env=ours | dict(environ or {}))
     try:
-        yield process.pid
+        yield child.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGKILL)
-        await process.wait()
+            child.send_signal(signal.SIGKILL)
+        await child.wait()
 
 
-async def _routable(stub: "serving_pb2_grpc.InferenceAsyncStub") -> list[serving_pb2.EngineStatus]:
-    async with asyncio.timeout(_START_S):
+async def routable(address: str) -> list[serving_pb2.EngineStatus]:
+    """The two engines of the proxy at this gRPC address, when it can use them.
+
+    Raises:
+        TimeoutError: it cannot.
+    """
+    await listening(address)
+    async with asyncio.timeout(_START_S), aio_channel(address) as channel:
+        stub: serving_pb2_grpc.InferenceAsyncStub = serving_pb2_grpc.InferenceStub(channel)
         while True:
             engines = (await stub.GetTopology(serving_pb2.GetTopologyRequest())).engines
             if len(engines) == 2 and not any(engine.excluded_because for engine in engines):
@@ -204,7 +211,12 @@ async def _routable(stub: "serving_pb2_grpc.InferenceAsyncStub") -> list[serving
             await asyncio.sleep(0.05)
 
 
-async def _listening(address: str) -> None:
+async def listening(address: str) -> None:
+    """Waits until somebody takes connections there.
+
+    Raises:
+        TimeoutError: nobody does.
+    """
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(_START_S):
         while True:

@@ -1,17 +1,20 @@
 """What tracing adds to a request's TTFT: pairs of runs at half of what the machine can bear, with and without it.
 
-A run has a proxy and engines of its own, since two processes of one program differ for all their life. The load is
-an open loop: requests start at fixed times, whatever became of those before.
+Each pair has two deployments of its own (bench_fleet.py), since two processes of one program differ for all their life.
+They stand side by side and take turns with the load: a machine that becomes slower does so for both. The load is an
+open loop: requests start at fixed times, whatever became of those before.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from pdserve.proxy.bench_rig import Ask, One, asking, batches, collecting, cpu_seconds, standing
+from pdserve.proxy.bench_fleet import DECODE_MS, PREFILL_MS, fleet
+from pdserve.proxy.bench_rig import Ask, One, Standing, asking, batches, collecting, cpu_seconds
 from pdserve.rpc.errors import Unavailable
 
 GROWTH_TARGET: Final = 3.0
@@ -22,6 +25,10 @@ _LEVELS: Final = (8, 32, 64)
 """Requests in flight among which the most that the machine can bear is looked for."""
 _WARM: Final = 200
 """First requests of a proxy's life, which do not count."""
+_FEWEST: Final = 300
+"""Requests of a run; it is made longer where its seconds have not as many."""
+_TURN_S: Final = 1.0
+"""How long one side of a pair has the load before the other gets it."""
 _TAIL_S: Final = 30.0
 """Longest wait for what is still in flight when the last request of a run has been started."""
 
@@ -52,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs, one after the other."""
+    """Two runs in turns."""
 
     on: Run
     off: Run
@@ -63,17 +70,16 @@ async def run(ask: Ask, pairs: int, seconds: float, say: Callable[[str], None]) 
 
     Raises:
         Unavailable: the load was not borne, or no trace was sent where all should have been.
+        TimeoutError: the services did not start.
         ExceptionGroup: a request failed.
     """
+    say(f"simulated engines: {PREFILL_MS:g} ms a step of prefill, {DECODE_MS:g} ms a step of decode")
     most = await saturation(ask, seconds)
     rate = most / 2
     say(f"{ask.face}, {ask.mode}, {ask.tokens} tokens: saturated at {most:.0f} requests/s, measured at {rate:.0f}")
     found: list[Pair] = []
     for number in range(pairs):
-        runs: dict[bool, Run] = {}
-        for traced in (True, False) if number % 2 else (False, True):
-            runs[traced] = await _one_run(ask, rate, seconds, traced=traced)
-        found.append(Pair(runs[True], runs[False]))
+        found.append(await _pair(ask, rate, seconds, on_first=bool(number % 2)))
         on, off = (one.p50 * 1e3 for one in (found[-1].on, found[-1].off))
         say(f"pair {number + 1}: TTFT p50 {on:.3f} ms on, {off:.3f} ms off")
     return results(found)
@@ -107,7 +113,7 @@ def line(result: Result) -> str:
 
 async def saturation(ask: Ask, seconds: float) -> float:
     """Requests a second that are answered while always as many are in flight as serves the machine best."""
-    async with standing() as at, asking(at, ask) as one:
+    async with fleet({}) as at, asking(at, ask) as one:
         await _closed(one, 8, _WARM)
         best = 0.0
         for in_flight in _LEVELS:
@@ -115,17 +121,42 @@ async def saturation(ask: Ask, seconds: float) -> float:
     return best
 
 
-async def _one_run(ask: Ask, rate: float, seconds: float, *, traced: bool) -> Run:
-    async with collecting() as collector:  # in both, so that the machine has as many processes
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}"} if traced else {}
-        async with standing(environ) as at, asking(at, ask) as one:
-            await _closed(one, 8, _WARM)
-            before = await batches(collector)
-            measured = await _open(one, rate, seconds, at.pid)
-            sent = await batches(collector) - before
-    if traced != (sent > 0):
-        raise Unavailable(f"{sent} batches of spans came in a run {'with' if traced else 'without'} tracing")
-    return measured
+@dataclass(slots=True)
+class _Side:
+    """One deployment of a pair, and what was measured of it so far."""
+
+    at: Standing
+    one: One
+    ttfts: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+
+    def run(self) -> Run:
+        """All its turns."""
+        self.late.sort()
+        return Run(median(self.ttfts), self.late[len(self.late) * 99 // 100], self.cpu / len(self.ttfts))
+
+
+async def _pair(ask: Ask, rate: float, seconds: float, *, on_first: bool) -> Pair:
+    turns = math.ceil(max(seconds, _FEWEST / rate) / _TURN_S)
+    async with (
+        collecting() as collector,
+        fleet({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}"}) as traced,
+        fleet({}) as plain,
+        asking(traced, ask) as ask_traced,
+        asking(plain, ask) as ask_plain,
+    ):
+        on, off = _Side(traced, ask_traced), _Side(plain, ask_plain)
+        for side in (on, off):
+            await _closed(side.one, 8, _WARM)
+        before = await batches(collector)
+        for turn in range(turns):
+            for side in (on, off) if on_first ^ bool(turn % 2) else (off, on):
+                await _open(side, rate)
+        sent = await batches(collector) - before
+    if not sent:
+        raise Unavailable("no spans came in a run with tracing")
+    return Pair(on.run(), off.run())
 
 
 async def _closed(one: One, in_flight: int, requests: int) -> None:
@@ -155,19 +186,17 @@ async def _for(one: One, in_flight: int, seconds: float) -> float:
     return done / (time.perf_counter() - begun)
 
 
-async def _open(one: One, rate: float, seconds: float, proxy: int) -> Run:
-    lateness: list[float] = []
+async def _open(side: _Side, rate: float) -> None:
     tasks: list[asyncio.Task[float]] = []
-    cpu, begun = cpu_seconds(proxy), time.perf_counter()
+    cpu, begun = cpu_seconds(side.at.pid), time.perf_counter()
     try:
-        async with asyncio.timeout(seconds + _TAIL_S), asyncio.TaskGroup() as group:
-            for number in range(max(1, int(rate * seconds))):
+        async with asyncio.timeout(_TURN_S + _TAIL_S), asyncio.TaskGroup() as group:
+            for number in range(max(1, round(rate * _TURN_S))):
                 due = begun + number / rate
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                lateness.append(time.perf_counter() - due)
-                tasks.append(group.create_task(one()))
+                side.late.append(time.perf_counter() - due)
+                tasks.append(group.create_task(side.one()))
     except TimeoutError:
         raise Unavailable(f"{rate:.0f} requests/s are not borne: {_TAIL_S:g} s later some are still open") from None
-    lateness.sort()
-    spent = (cpu_seconds(proxy) - cpu) / len(tasks)
-    return Run(median(task.result() for task in tasks), lateness[len(lateness) * 99 // 100], spent)
+    side.cpu += cpu_seconds(side.at.pid) - cpu
+    side.ttfts += [task.result() for task in tasks]

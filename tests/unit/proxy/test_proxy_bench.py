@@ -1,10 +1,13 @@
-"""What the benchmark of tracing makes of its runs."""
+"""What the benchmark of tracing makes of its runs, and what it runs on."""
 
-from dataclasses import astuple
+from dataclasses import astuple, fields
 
 import pytest
 
+from pdserve.costmodel import CostModel
 from pdserve.kvd import bench_result
+from pdserve.proxy.bench_fleet import DECODE_MS, PREFILL_MS, cost_flags, fleet
+from pdserve.proxy.bench_rig import Ask, asking
 from pdserve.proxy.bench_tracing import Pair, Result, Run, line, results
 
 
@@ -53,3 +56,25 @@ def test_lines_are_those_of_the_other_benchmarks(target: float | None, met: bool
     """To the letter, so that what reads the daemon's lines reads these."""
     result = Result("tracing: growth", 4.26, "% of TTFT", target, met, "why")
     assert line(result) == bench_result.line(bench_result.Result(*astuple(result)), as_json=False)
+
+
+def test_steps_take_what_is_printed() -> None:
+    """All of the cost model is said: none of its defaults, which are a CPU's, is left."""
+    said = {name.removeprefix("--sim-cost-").replace("-", "_"): float(value) for name, _, value in _parted()}
+    model = CostModel(**said)
+    assert set(said) == {field.name for field in fields(CostModel)}
+    assert model.step_time(4 * 256, 0, 0) == PREFILL_MS / 1e3
+    assert model.step_time(0, 8, 8 * 272) == model.step_time(16, 8, 8 * 272) == DECODE_MS / 1e3
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+async def test_the_services_answer(mode: str) -> None:
+    """Real processes: a streamed request through proxy, prefill, kvd and decode, and what its TTFT cannot be below."""
+    ask = Ask("http", mode, 4)
+    async with fleet({}) as at, asking(at, ask) as one:
+        assert await one() >= PREFILL_MS / 1e3
+        assert len({engine.engine_id for engine in at.engines}) == 2
+
+
+def _parted() -> list[tuple[str, str, str]]:
+    return [flag.partition("=") for flag in cost_flags()]

@@ -70,6 +70,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[Received] = []
         self.metadata: list[dict[str, Any]] = []
+        self.sizes: list[int] = []
+        """Spans of each message."""
         self.silent = False
         """Takes calls and never answers."""
         self.port = 0
@@ -102,6 +104,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         for resource in request.resource_spans:
             said = values(resource.resource.attributes)
             self.spans += [Received(said, span) for scope in resource.scope_spans for span in scope.spans]
+        self.sizes.append(len(self.spans) - sum(self.sizes))
         self._changed.set()
         return trace_service_pb2.ExportTraceServiceResponse()
 

@@ -84,6 +84,20 @@ async def test_what_waits_is_sent_at_the_end(collector: Collector) -> None:
     await exporter.aclose()
 
 
+async def test_a_trace_is_not_split(collector: Collector) -> None:
+    """A message has whole traces, as many as fit; a trace that is larger than a message may be has one for itself. What
+    fills a message goes at once, what does not after the delay."""
+    exporter = OtlpExport(collector.endpoint, ExportSettings(queue=100, batch=10, delay=3600.0))
+    numbers = iter(range(1, 100))
+    for size in (4, 4, 4, 12, 10, 3):
+        exporter.send([span(next(numbers)) for _ in range(size)])
+    await collector.until(lambda: len(collector.spans) == 34)
+    assert collector.sizes == [8, 4, 12, 10]
+    await exporter.aclose()
+    assert collector.sizes == [8, 4, 12, 10, 3]
+    assert [one.span.span_id.hex() for one in collector.spans] == [f"{n:016x}" for n in range(1, 38)]
+
+
 async def test_a_collector_that_is_away_costs_counters(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """`send` never waits; the queue fills and whole traces are dropped; batches fail. One line for the outage, one for
     the queue, one when it is over, however many batches there were."""

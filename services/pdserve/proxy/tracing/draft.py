@@ -1,6 +1,5 @@
 """A tree of spans on the proxy's monotonic clock, and how it becomes spans of a trace. Pure."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pdserve.proxy.tracing.layout import Window, fit
@@ -29,30 +28,40 @@ class Draft:
 def render(root: Draft, trace_id: str, parent_id: str, offset_ns: int) -> list[Span]:
     """The root first. `offset_ns` makes monotonic times epoch times. A link to what was too short to be
     drawn is left out."""
-    spans = list(_spans(root, root.window, trace_id, parent_id, offset_ns))
-    drawn = {span.span_id for span in spans}
+    spans: list[Span] = []
+    _draw(spans, root, root.window, trace_id, parent_id, offset_ns)
     spans[0] = replace(spans[0], remote_parent=bool(parent_id))
-    return [replace(s, links=tuple(k for k in s.links if k.span_id in drawn)) if s.links else s for s in spans]
+    if any(span.links for span in spans):
+        drawn = {span.span_id for span in spans}
+        for at, span in enumerate(spans):
+            if span.links:
+                spans[at] = replace(span, links=tuple(link for link in span.links if link.span_id in drawn))
+    return spans
 
 
-def _spans(draft: Draft, window: Window, trace_id: str, parent_id: str, offset_ns: int) -> Iterator[Span]:
-    yield Span(
-        trace_id=trace_id,
-        span_id=draft.span_id,
-        parent_id=parent_id,
-        name=draft.name,
-        service=draft.service,
-        start_ns=window.start_ns + offset_ns,
-        end_ns=window.end_ns + offset_ns,
-        kind=draft.kind,
-        attributes=draft.attributes,
-        events=tuple(
-            replace(event, at_ns=min(max(event.at_ns, window.start_ns), window.end_ns) + offset_ns)
-            for event in draft.events
-        ),
-        links=tuple(Link(trace_id, span_id) for span_id in draft.links),
-        status=draft.status,
+def _draw(spans: list[Span], draft: Draft, window: Window, trace_id: str, parent_id: str, offset_ns: int) -> None:
+    # Runs for each span of each request: by position, and what most spans have not is not gone through.
+    start_ns, end_ns = window.start_ns, window.end_ns
+    spans.append(
+        Span(
+            trace_id,
+            draft.span_id,
+            parent_id,
+            draft.name,
+            draft.service,
+            start_ns + offset_ns,
+            end_ns + offset_ns,
+            draft.kind,
+            draft.attributes,
+            tuple([replace(event, at_ns=min(max(event.at_ns, start_ns), end_ns) + offset_ns) for event in draft.events])
+            if draft.events
+            else (),
+            tuple([Link(trace_id, span_id) for span_id in draft.links]) if draft.links else (),
+            draft.status,
+        )
     )
+    if not draft.children:
+        return
     for child, fitted in zip(draft.children, fit([child.window for child in draft.children], window), strict=True):
         if fitted is not None:
-            yield from _spans(child, fitted, trace_id, draft.span_id, offset_ns)
+            _draw(spans, child, fitted, trace_id, draft.span_id, offset_ns)
