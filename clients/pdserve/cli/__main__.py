@@ -23,6 +23,9 @@ COMMANDS = {
     "trace": ("pdserve.cli.trace", "show where a request's time to first token went"),
     "traces": ("pdserve.cli.traces", "keep the traces of a deployment, for `pdserve trace`, a browser and Jaeger"),
     "kvd": ("pdserve.cli.kvd", "show what a node's kvd holds, and drain it"),
+    "bench": ("pdserve.bench.command", "offer a load and say how many requests met their objectives"),
+    "profile": ("pdserve.planner.profile_command", "measure a running deployment, for `pdserve plan`"),
+    "plan": ("pdserve.planner.plan_command", "say whether and how to split a number of engines, for a workload"),
     "demo": ("pdserve.cli.demo", "show that a split answer is the one a single engine gives"),
     "model": ("pdserve.cli.model", "fetch a small model to try things with"),
 }

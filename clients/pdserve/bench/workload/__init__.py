@@ -1,0 +1,1 @@
+"""What is sent and when: arrivals, lengths, the named scenarios. Pure; randomness is an argument."""
