@@ -60,6 +60,22 @@ class CostModel:
             seconds += self.mixed_base + self.mixed_per_token * prefill_tokens
         return seconds
 
+    def decode_times(self, decode_seqs: int, context_tokens: int, steps: int) -> list[float]:
+        """Seconds of each of `steps` decode steps in a row: every sequence's context grows by one token a step.
+
+        Each is to the last bit what `step_time` says, so that a caller may take steps one by one or together.
+
+        Raises:
+            ValueError: no sequence, or a count below 0.
+        """
+        if decode_seqs < 1 or min(context_tokens, steps) < 0:
+            raise ValueError("a run of decode steps has sequences, and no count below 0")
+        flat = self.decode_base + self.decode_per_seq * decode_seqs
+        slope = self.decode_per_context_token
+        if not slope:
+            return [flat] * steps
+        return [flat + slope * (context_tokens + decode_seqs * i) for i in range(steps)]
+
 
 PUBLISHED: Final = CostModel()
 """The constants of the published figures; see the module."""

@@ -57,3 +57,17 @@ def test_counts_below_zero_are_a_defect() -> None:
     """A scheduler that counts below zero hears of it."""
     with pytest.raises(ValueError, match="below 0"):
         PUBLISHED.step_time(-1, 0, 0)
+
+
+@given(seqs=st.integers(1, 500), context=counts, steps=st.integers(0, 50), slope=st.sampled_from([0.0, 1e-6, 3e-7]))
+def test_a_run_of_decode_steps_is_its_steps(seqs: int, context: int, steps: int, slope: float) -> None:
+    """Taken together they cost to the last bit what they cost one by one, while the context grows."""
+    model = CostModel(decode_per_context_token=slope)
+    one_by_one = [model.step_time(0, seqs, context + seqs * i) for i in range(steps)]
+    assert model.decode_times(seqs, context, steps) == one_by_one
+
+
+def test_a_run_of_nothing_is_a_defect() -> None:
+    """A run has sequences."""
+    with pytest.raises(ValueError, match="has sequences"):
+        PUBLISHED.decode_times(0, 0, 1)
