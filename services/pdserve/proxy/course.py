@@ -36,7 +36,7 @@ class Side:
             return cls(unseen=stamping)
         stamps = progress.stamps
         # The last that it stamped may lie far before its end.
-        ended = {Point.FIRST_BYTE_WRITTEN: progress.ended_ns} if progress.ended_ns else {}
+        ended: dict[int, int] = {Point.FIRST_BYTE_WRITTEN: progress.ended_ns} if progress.ended_ns else {}
         clock = skew(Stamps(stamps.boot_id, {**stamps.at, **ended}), boot_id, sent_ns, told_ns)
         return cls(shifted(stamps, clock), progress.unseen & stamping, clock)
 

@@ -175,7 +175,9 @@ class Reader:
 
 def _request(row: tuple[Any, ...]) -> Request:
     *plain, parts, unattributed, failed_after, failed_in = row
-    return Request(*plain, _PARTS(parts), unattributed, failed_after, failed_in)
+    return Request(
+        *plain, parts=_PARTS(parts), unattributed=unattributed, failed_after=failed_after, failed_in=failed_in
+    )
 
 
 def explain(error: sqlite3.OperationalError, timeout: float) -> Exception:
