@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,9 @@ class Reader:
 
 def _request(row: tuple[Any, ...]) -> Request:
     *plain, parts, unattributed, failed_after, failed_in = row
-    return Request(
-        *plain, parts=_PARTS(parts), unattributed=unattributed, failed_after=failed_after, failed_in=failed_in
+    request = Request(*plain)
+    return replace(
+        request, parts=_PARTS(parts), unattributed=unattributed, failed_after=failed_after, failed_in=failed_in
     )
 
 
