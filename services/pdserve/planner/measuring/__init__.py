@@ -1,0 +1,1 @@
+"""Measures a running deployment and fits the cost model to what it did."""

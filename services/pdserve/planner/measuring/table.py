@@ -1,0 +1,70 @@
+"""The fits as a table for people. Pure."""
+
+from pdserve.planner.measuring.fits import Fitted
+
+_LINES = {
+    "prefill": ("prefill_base", "prefill_per_token"),
+    "decode": ("decode_base", "decode_per_seq", "decode_per_context_token"),
+    "mixed": ("mixed_base", "mixed_per_token"),
+}
+_COLUMNS = ("step", "fit", "points", "left out", "typical error", "nine in ten within")
+
+
+def table(fitted: Fitted) -> str:
+    """One line a fit, and the hand-over below."""
+    rows = [_COLUMNS]
+    for name, line in fitted.lines.items():
+        rows.append(
+            (
+                name,
+                _formula(fitted, name),
+                str(len(line.residuals)),
+                str(line.left_out),
+                f"{line.typical:.1%}",
+                f"{line.nine_in_ten:.1%}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    if fitted.mixed_assumed:
+        lines.append("mixed steps: not measured, no engine serves whole requests; taken as decode and the tokens")
+    return "\n".join([*lines, *_rest(fitted)])
+
+
+def _formula(fitted: Fitted, name: str) -> str:
+    if name == "read":
+        line = fitted.lines[name]
+        return f"{line.costs[0] * 1e3:.3g} ms + {line.costs[1] * 1e12:.3g} ms/GB"
+    units = {
+        "base": "ms",
+        "per_token": "us/token",
+        "per_seq": "us/sequence",
+        "per_context_token": "ns/token of context",
+    }
+    said = []
+    for cost in _LINES[name]:
+        kind = cost.removeprefix(f"{name}_")
+        factor = {"base": 1e3, "per_context_token": 1e9}.get(kind, 1e6)
+        said.append(f"{getattr(fitted.cost, cost) * factor:.4g} {units[kind]}")
+    return " + ".join(said)
+
+
+def _rest(fitted: Fitted) -> list[str]:
+    lines = [f"way in {fitted.dispatch * 1e3:.2f} ms, way out {fitted.egress * 1e3:.2f} ms"]
+    moved = fitted.handover
+    if moved is None:
+        return [*lines, "no prefill and decode pair: nothing is known of a hand-over"]
+    tails = ", ".join(f"{mode.upper()} {tail * 1e3:.2f} ms" for mode, tail in moved.tail.items())
+    rate = "not seen to bind" if moved.bandwidth is None else f"{moved.bandwidth / 1e9:.3g} GB/s"
+    return [
+        *lines,
+        f"hand-over over {moved.transport}: {moved.bytes_per_token:.0f} bytes/token in {moved.layers} layers, "
+        f"bandwidth {rate}, serialization {moved.serialization * 1e3:.2f} ms, wait after the last byte: {tails}",
+    ]

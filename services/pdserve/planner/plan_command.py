@@ -1,0 +1,227 @@
+"""`pdserve plan`: colocated or split, READ or WRITE, and how many engines of each, for a workload and its SLOs."""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdserve.rpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdserve.bench.slo import Slo
+    from pdserve.planner.planning.decision import Budget, Plan, Settings
+    from pdserve.planner.planning.metrics import Reading
+    from pdserve.planner.planning.workload import Workload
+    from pdserve.planner.profile import Profile
+
+_WINDOW_S = 60.0
+_HTTP_S = 10.0
+"""Longest wait for a page of metrics, seconds."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the engines, the workload, the SLOs and what comes out."""
+    parser.epilog = "docs/planning.md tells how to decide, with an example from profile to measurement."
+    what = parser.add_argument_group("what there is")
+    what.add_argument(
+        "--profile", required=True, metavar="NAME|FILE", help="a shipped profile, or what `profile` wrote"
+    )
+    count = what.add_mutually_exclusive_group()
+    count.add_argument("--engines", type=int, metavar="N", help="engines to use; with --watch: what runs there")
+    count.add_argument(
+        "--gpus", type=int, metavar="N", help="accelerators to use, as many an engine as the profile says"
+    )
+    work = parser.add_argument_group("what is asked of it")
+    work.add_argument("--scenario", default="", metavar="NAME", help="prompt and answer tokens, by name, as 2K/1K")
+    work.add_argument("--input-len", metavar="N[-M]", help="prompt tokens, or an even range of them")
+    work.add_argument("--output-len", metavar="N[-M]", help="answer tokens, or an even range of them")
+    work.add_argument(
+        "--hit-rate", type=float, default=0.0, metavar="X", help="share of a prompt found in a prefix cache"
+    )
+    work.add_argument("--rate", type=float, metavar="R", help="requests a second; with --trace: in place of its own")
+    work.add_argument("--concurrency", type=int, metavar="N", help="requests in flight, in place of a rate")
+    work.add_argument("--burstiness", type=float, default=1.0, metavar="X", help="1 Poisson, less bursts; default 1")
+    work.add_argument("--trace", type=Path, metavar="FILE", help="a recorded trace as JSON lines, as `bench` takes it")
+    work.add_argument("--watch", metavar="URL", help="a proxy whose metrics tell the workload, http://HOST:PORT")
+    work.add_argument("--window", type=float, default=_WINDOW_S, metavar="S", help="that is watched; default 60 s")
+    work.add_argument("--once", action="store_true", help="with --watch: plan once, after one window")
+    good = parser.add_argument_group("what is good")
+    for name, words in (
+        ("ttft", "to the first token"),
+        ("itl", "between tokens of a request"),
+        ("tpot", "a token after the first"),
+        ("e2e", "to the last token"),
+    ):
+        good.add_argument(f"--slo-{name}", type=float, metavar="S", help=f"most seconds {words}")
+    good.add_argument(
+        "--slo-itl-of", "--itl-of", choices=("p99", "mean", "max"), default="p99", help="which ITL; default p99"
+    )
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("--cost-per-engine-hour", type=float, metavar="X", help="for the cost of a million tokens")
+    out.add_argument("--json", action="store_true", help="print the plan as JSON")
+    out.add_argument("--report", type=Path, metavar="FILE", help="the plan as a .html page or a .png picture")
+    out.add_argument("--seed", type=int, default=0, metavar="N", help="the first of the runs' seeds; default 0")
+    out.add_argument("--requests", type=int, metavar="N", help="of a run; default: three answers' time, 100 to 800")
+    out.add_argument("--quick", action="store_true", help="leave out goodput, what binds and what would change it")
+    out.add_argument("--allow-misfit", action="store_true", help="plan with a profile that does not fit")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans and prints.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: a profile, workload or SLO that nothing can be planned for; it says why.
+    """
+    with _extra():
+        from pdserve.planner.profile import load
+
+        profile, slo, settings = load(args.profile), _slo(args), _settings(args)
+        if args.watch is not None:
+            return _watch(args, profile, slo, settings)
+        workload = _workload(args)
+        if args.engines is None and args.gpus is None:
+            raise ConfigError("say how many engines there are with --engines, or accelerators with --gpus")
+        from pdserve.planner.planning.decision import Budget
+
+        _show(args, _plan(profile, workload, slo, Budget(args.engines, args.gpus), settings))
+    return 0
+
+
+def _plan(profile: "Profile", workload: "Workload", slo: "Slo", budget: "Budget", settings: "Settings") -> "Plan":
+    from pdserve.planner.planning.decision import Question, decide
+
+    return decide(Question(profile, workload, slo), budget, settings)
+
+
+def _slo(args: argparse.Namespace) -> "Slo":
+    from pdserve.bench.slo import Slo
+
+    return Slo(args.slo_ttft, args.slo_itl, args.slo_itl_of, args.slo_tpot, args.slo_e2e)
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    from pdserve.planner.planning.decision import Settings
+
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: not below 0")
+    more = not args.quick
+    return Settings(args.seed, args.requests, more, more, more, args.cost_per_engine_hour, args.allow_misfit)
+
+
+def _workload(args: argparse.Namespace) -> "Workload":
+    """What the flags say.
+
+    Raises:
+        ConfigError: too little, too much, or a trace that cannot be read.
+    """
+    from pdserve.bench.workload.lengths import Span, parse_span
+    from pdserve.bench.workload.scenarios import SCENARIOS
+    from pdserve.planner.planning.workload import Workload, of_trace
+
+    lengths = args.scenario or args.input_len or args.output_len
+    if args.trace is not None:
+        if lengths or args.hit_rate or args.concurrency is not None:
+            raise ConfigError("a trace has its own lengths, hits and times: give it only a --rate")
+        from pdserve.bench.workload.files import read_trace
+
+        return of_trace(*read_trace(args.trace), args.rate)
+    if args.scenario:
+        if args.input_len or args.output_len:
+            raise ConfigError("a scenario has its own lengths: give it, or --input-len and --output-len")
+        if args.scenario not in SCENARIOS:
+            raise ConfigError(f"no scenario {args.scenario}: there are {', '.join(SCENARIOS)}")
+        prompt, output = (Span(length, length) for length in SCENARIOS[args.scenario])
+    elif args.input_len and args.output_len:
+        prompt, output = parse_span(args.input_len), parse_span(args.output_len)
+    else:
+        raise ConfigError("say what is asked: --scenario, --input-len and --output-len, --trace, or --watch")
+    if args.rate is None and args.concurrency is None:
+        raise ConfigError("say how much is asked: --rate in requests a second, or --concurrency in flight")
+    return Workload(prompt, output, args.hit_rate, args.rate, args.concurrency, args.burstiness)
+
+
+def _show(args: argparse.Namespace, plan: "Plan") -> None:
+    from pdserve.planner.planning import words
+
+    if args.json:
+        from pdserve.planner.planning.document import document
+
+        sys.stdout.write(json.dumps(document(plan)) + "\n")
+    else:
+        sys.stdout.write(words.report(plan) + "\n")
+    sys.stdout.flush()
+    if args.report is not None:
+        from pdserve.planner.planning import figure
+
+        figure.write(plan, args.report)
+        if not args.json:
+            sys.stdout.write(f"report in {args.report}\n")
+
+
+def _watch(args: argparse.Namespace, profile: "Profile", slo: "Slo", settings: "Settings") -> int:
+    """Plans for each window of what a proxy says, until Ctrl-C; a window without requests is only said to be so."""
+    from pdserve.planner.planning import metrics
+    from pdserve.planner.planning.decision import Budget
+
+    if args.trace or args.rate is not None or args.concurrency is not None or args.input_len or args.scenario:
+        raise ConfigError("--watch reads the workload: give no other")
+    if not 0 < args.window < float("inf"):
+        raise ConfigError(f"--window {args.window:g}: a positive number of seconds")
+    before = _read(args.watch)
+    while True:
+        time.sleep(args.window)
+        now = _read(args.watch)
+        try:
+            workload = metrics.workload(before, now)
+        except metrics.NothingCame as nothing:
+            if args.once:
+                raise ConfigError(f"{args.watch}: {nothing.message}") from nothing
+            sys.stderr.write(f"{nothing.message}\n")
+        else:
+            count = args.engines if args.engines or args.gpus else sum(now.engines.values())
+            if not args.json:
+                sys.stdout.write(f"{args.watch}: {metrics.deployed(now.engines)}\n")
+            _show(args, _plan(profile, workload, slo, Budget(count, args.gpus), settings))
+        if args.once:
+            return 0
+        before = now
+
+
+def _read(url: str) -> "Reading":
+    """A proxy's counters now.
+
+    Raises:
+        ConfigError: no such address, nobody answers, or something else does.
+    """
+    import urllib.error
+    import urllib.request
+
+    from pdserve.planner.planning import metrics
+
+    where = url if url.endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+    if not where.startswith(("http://", "https://")):
+        raise ConfigError(f"--watch {url}: an address as http://HOST:PORT")
+    try:
+        with urllib.request.urlopen(where, timeout=_HTTP_S) as answer:  # the scheme is checked above
+            text = answer.read().decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where} does not give its metrics: {error}") from error
+    return metrics.read(text, time.monotonic())
+
+
+@contextlib.contextmanager
+def _extra() -> Iterator[None]:
+    """Says kindly which part of pdserve is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pdserve"):
+            raise
+        raise ConfigError(f"`pdserve plan` needs {error.name}: pip install 'pdserve[plan]'") from error

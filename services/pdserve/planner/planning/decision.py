@@ -1,0 +1,181 @@
+"""The plan: which way to use the engines, how good it will be, what binds and what would change it. Pure, seeded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdserve.planner.measuring.making import CONTEXT, MISFIT
+from pdserve.planner.planning.binding import Binding, binding
+from pdserve.planner.planning.candidates import Budget, Candidate, candidates
+from pdserve.planner.planning.floors import Floor, check, floors
+from pdserve.planner.planning.goodputs import goodput
+from pdserve.planner.planning.interval import Interval, predict, predict_share
+from pdserve.planner.planning.screening import Screened, screen
+from pdserve.planner.planning.switches import Switch, switches
+from pdserve.planner.planning.trial import Judged, Question
+from pdserve.planner.planning.workload import Workload
+from pdserve.planner.profile import Profile
+from pdserve.planner.simulator import Mode
+from pdserve.rpc.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much to find out."""
+
+    seed: int = 0
+    requests: int | None = None
+    """Of a run; None: by the rule of `trial.requests_for`."""
+    goodput: bool = True
+    """Whether to look for the highest rates that hold."""
+    binding: bool = True
+    """Whether to look for what binds."""
+    switches: bool = True
+    """Whether to look for what would change the answer."""
+    cost_per_engine_hour: float | None = None
+    """In any currency."""
+    allow_misfit: bool = False
+    """Plan with a profile that says itself that it does not fit."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what cannot be."""
+        if self.requests is not None and self.requests < 10:
+            raise ConfigError(f"runs of {self.requests} requests: ten at least")
+        if self.cost_per_engine_hour is not None and not self.cost_per_engine_hour > 0:
+            raise ConfigError(f"a cost of {self.cost_per_engine_hour:g} an hour: it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Per million tokens, in the currency that was given."""
+
+    good: float | None
+    """Prompt and answer tokens of requests that met every objective; None: there were none."""
+    good_output: float | None
+    """Their answers' tokens alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer."""
+
+    question: Question
+    """At the load that was planned for."""
+    asked: Workload
+    """What was asked for; more than `question` has where no way holds half of that."""
+    budget: Budget
+    floors: Mapping[Mode, Floor]
+    """A lone request, by mode."""
+    impossible: Mapping[Mode, list[str]]
+    """Why a mode was not looked at: what a lone request misses in it."""
+    screened: Screened
+    attainment: Interval
+    """Of the chosen way, for one more run."""
+    score: Interval
+    """Good requests a second of it."""
+    opponent_attainment: Interval | None
+    """Of the best of the other kind."""
+    goodput: Interval | None
+    """Of the chosen way; None: not looked for, or not found."""
+    opponent_goodput: Interval | None
+    binding: Binding | None
+    switches: tuple[Switch, ...]
+    cost: Cost | None
+
+    @property
+    def best(self) -> Judged:
+        """The chosen way."""
+        return self.screened.best
+
+    @property
+    def opponent(self) -> Judged | None:
+        """The best of the other kind, colocated or split."""
+        return self.screened.opponent
+
+
+def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
+    """Plans; the same arguments give the same plan.
+
+    Raises:
+        ConfigError: a profile that does not fit, more tokens than the context or the memory, an SLO that no request
+            can meet, too few engines; an open loop with no SLO, where all ways are alike.
+    """
+    _check_profile(question, settings)
+    if question.slo.empty and question.workload.rate is not None:
+        raise ConfigError("at a given rate and without an SLO every way is as good: give an SLO, or --concurrency")
+    every = candidates(question.profile, budget)
+    lone = floors(question, every)
+    impossible = {mode: words for mode, words in check(question.slo, lone).items() if words}
+    able = [one for one in every if one.mode not in impossible]
+    asked = question.workload
+    screened = screen(question, able, settings.requests, settings.seed)
+    question, count = screened.question, screened.count
+    best, opponent = screened.best, screened.opponent
+    value = opposed = None
+    if settings.goodput and question.workload.rate is not None:
+        value = goodput(question, best.candidate, settings.seed, settings.requests)
+        if opponent is not None:
+            opposed = goodput(question, opponent.candidate, settings.seed, settings.requests)
+    binds = None
+    if settings.binding:
+        binds = binding(question, best.candidate, value.mean if value else None, count, settings.seed)
+    changes: list[Switch] = []
+    if settings.switches:
+        changes = switches(question, best.candidate, opponent.candidate if opponent else None, able, settings.seed)
+    return Plan(
+        question=question,
+        asked=asked,
+        budget=budget,
+        floors=lone,
+        impossible=impossible,
+        screened=screened,
+        attainment=_attainment(best, count),
+        score=predict([trial.score for trial in best.trials]),
+        opponent_attainment=None if opponent is None else _attainment(opponent, count),
+        goodput=value,
+        opponent_goodput=opposed,
+        binding=binds,
+        switches=tuple(changes),
+        cost=_cost(question, best, settings.cost_per_engine_hour),
+    )
+
+
+def _attainment(one: Judged, count: int) -> Interval:
+    return predict_share([trial.attainment for trial in one.trials], count)
+
+
+def _check_profile(question: Question, settings: Settings) -> None:
+    profile, workload = question.profile, question.workload
+    why = profile.fit.get(MISFIT)
+    if why and not settings.allow_misfit:
+        raise ConfigError(f"profile {profile.name} does not fit what was measured: {why}")
+    context = profile.fit.get(CONTEXT)
+    if isinstance(context, int | float) and workload.longest > context:
+        raise ConfigError(
+            f"a request of {workload.longest} tokens, prompt and answer, is more than the context of {context:.0f}"
+        )
+    for name, role in _answering(profile):
+        if workload.longest > role:
+            raise ConfigError(
+                f"a request of {workload.longest} tokens does not fit into the KV memory of a {name} engine, "
+                f"{role} tokens"
+            )
+
+
+def _answering(profile: Profile) -> list[tuple[str, int]]:
+    roles = (("prefill", profile.prefill), ("decode", profile.decode), ("colocated", profile.colocated))
+    return [(name, role.spec.kv_tokens) for name, role in roles if role is not None]
+
+
+def _cost(question: Question, best: Judged, per_hour: float | None) -> Cost | None:
+    if per_hour is None:
+        return None
+    typical = question.workload.typical
+    a_second = per_hour * best.candidate.total / 3600
+
+    def million(tokens: int) -> float | None:
+        return a_second / (best.score * tokens) * 1e6 if best.score > 0 else None
+
+    return Cost(million(typical.prompt + typical.output), million(typical.output))
+
+
+__all__ = ["Budget", "Candidate", "Cost", "Plan", "Question", "Settings", "decide"]

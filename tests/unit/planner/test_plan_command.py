@@ -1,0 +1,122 @@
+"""The two command lines: what they print, and that what is wrong is said in one sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.cli.__main__ import main
+from pdserve.planner.measuring import fits, making
+from pdserve.planner.measuring.table import table
+from pdserve.planner.profile import dumps, load, parse
+
+from .test_profile_fit import measured
+
+SIZE = ["--input-len", "2000", "--output-len", "200"]
+LOAD = ["--rate", "2", "--slo-ttft", "1", "--slo-itl", "0.06", "--requests", "20"]
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs `pdserve plan`; exit status, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        status = main(["plan", "--profile", "mi300x", *words])
+        return (status, *capsys.readouterr())
+
+    return call
+
+
+def test_plan_in_words_and_numbers(said: Said, tmp_path: Path) -> None:
+    """Words, JSON, a page and a picture tell the same plan: the answer, an interval, what binds, what would change it,
+    what it costs."""
+    page, picture = tmp_path / "plan.html", tmp_path / "plan.png"
+    words = [*SIZE, *LOAD, "--engines", "2", "--cost-per-engine-hour", "10"]
+    status, out, _ = said(*words, "--report", str(page))
+    assert status == 0
+    for part in ("-> Split 1P:1D", "Goodput (90% attainment): 1P:1D", "Binds: ", "Would change", "Cost of a million"):
+        assert part in out, part
+    status, out, _ = said(*words, "--json", "--report", str(picture))
+    assert status == 0
+    found: dict[str, Any] = json.loads(out)
+    assert found["answer"]["split"] is True
+    assert found["attainment"]["low"] <= found["attainment"]["mean"] <= found["attainment"]["high"]
+    assert {switch["what"] for switch in found["switches"]} >= {"ITL SLO"}
+    assert found["cost_per_million_tokens"]["good"] > 0
+    assert found["binding"]["machine"]
+    assert page.read_text().startswith("<!doctype html>")
+    assert "Split 1P:1D" in page.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+WRONG: list[tuple[list[str], str]] = [
+    ([*SIZE, *LOAD], "say how many engines there are"),
+    ([*LOAD, "--engines", "2"], "say what is asked"),
+    ([*SIZE, "--engines", "2"], "say how much is asked"),
+    ([*SIZE, "--engines", "2", "--rate", "0", "--slo-ttft", "1"], "a rate of 0 requests a second"),
+    ([*SIZE, *LOAD, "--engines", "2", "--slo-itl", "-1"], "not a positive number of seconds"),
+    ([*LOAD, "--engines", "2", "--scenario", "3K/1K"], "no scenario 3K/1K: there are 1K/1K"),
+    ([*SIZE, *LOAD, "--engines", "2", "--report", "plan.pdf", "--quick"], "a .html or a .png"),
+    ([*LOAD, "--engines", "2", "--watch", "ftp://x"], "--watch reads the workload"),
+    (["--slo-ttft", "1", "--watch", "ftp://x"], "an address as http://HOST:PORT"),
+    (["--slo-ttft", "1", "--watch", "http://127.0.0.1:1", "--once"], "does not give its metrics"),
+    (["--slo-ttft", "1", "--engines", "2", "--trace", "no-such-file"], "cannot read no-such-file"),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), WRONG, ids=[why for _, why in WRONG])
+def test_wrong_plan_is_refused(said: Said, words: list[str], why: str) -> None:
+    """Exit status 1 and the reason on stderr."""
+    status, _, err = said(*words)
+    assert status == 1
+    assert why in err
+    assert err.count("\n") == 1
+
+
+def test_profile_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A name that is not shipped, and a file that is not a profile, are refused by name."""
+    assert main(["plan", "--profile", "nobody", *SIZE, *LOAD, "--engines", "2"]) == 1
+    assert "profile nobody: neither shipped" in capsys.readouterr().err
+    (tmp_path / "bad.toml").write_text("name = 1")
+    assert main(["plan", "--profile", str(tmp_path / "bad.toml"), *SIZE, *LOAD, "--engines", "2"]) == 1
+    assert "bad.toml" in capsys.readouterr().err
+
+
+FACTS = making.Facts("mine", "", "2026-01-01 00:00 UTC", "some CPU, 2 cores", 1, None)
+
+
+def test_measured_profile_is_read_back(tmp_path: Path) -> None:
+    """What `pdserve profile` writes is what `pdserve plan` reads: costs, pools, hand-over, context, and when and on
+    which kind of machine it was measured."""
+    data = measured()
+    made = making.profile(data, fits.fit(data), FACTS, [])
+    (tmp_path / "mine.toml").write_text(dumps(made))
+    read = load(tmp_path / "mine.toml")
+    assert read == made
+    assert read.decode is not None
+    assert read.decode.spec.kv_tokens == 10_000
+    assert read.handover.bytes_per_token == 1000
+    assert read.fit["max_model_len"] == 4096
+    assert read.fit["machine"] == "some CPU, 2 cores"
+    assert "misfit" not in read.fit
+
+
+def test_misfit_is_marked() -> None:
+    """A profile that was kept although it does not fit says so, in the file that the plan reads."""
+    data = measured()
+    made = making.profile(data, fits.fit(data), FACTS, ["prefill: far off"])
+    assert parse(dumps(made)).fit["misfit"] == "prefill: far off"
+
+
+def test_table_says_what_is_left_over() -> None:
+    """Each fit has a line with its constants, its points and its errors; below it, the hand-over."""
+    shown = table(fits.fit(measured(noise=0.0)))
+    print(shown)
+    assert "prefill  50 ms + 200 us/token" in shown
+    assert "decode   20 ms + 400 us/sequence + 300 ns/token of context" in shown
+    assert "mixed    10 ms + 250 us/token" in shown
+    assert "hand-over over shm: 1000 bytes/token in 8 layers, bandwidth 0.1 GB/s" in shown
