@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 BIN := .venv/bin
+# Most tests wait for something most of the time: three at once are about twice as fast on two cores.
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 .PHONY: help setup demo test lint types unit sim matrix page e2e bench protos format clean
 
@@ -29,11 +31,11 @@ types: setup ## mypy, strict
 
 unit: setup ## cores and contracts
 	@echo "== unit and contract"
-	@$(BIN)/pytest -q tests/unit tests/contract
+	@$(BIN)/pytest -q $(SIDE_BY_SIDE) tests/unit tests/contract
 
 sim: setup ## the whole path on simulated engines
 	@echo "== sim"
-	@$(BIN)/pytest -q tests/sim
+	@$(BIN)/pytest -q $(SIDE_BY_SIDE) tests/sim
 
 matrix: setup ## every fault in every phase of a request, on real processes
 	@echo "== fault matrix"

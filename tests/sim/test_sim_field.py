@@ -42,11 +42,12 @@ async def test_whichever_copy_fails_the_request_ends(launch: Launch, prompt: Pro
         except errors.TransferFailed:
             await fleet.settled(5)
             continue
-        assert fleet.faults.script == [Fault.FAIL], "a copy failed, and there is an answer all the same"
+        # Layers that are ready together are one copy, so that a slow machine makes fewer of them.
+        assert fleet.faults.script[-1:] == [Fault.FAIL], "a copy failed, and there is an answer all the same"
         assert answer.token_ids == await fleet.alone(tokens)
         break
     fleet.faults.script.clear()
-    assert number >= (2 if mode == "read" else 8), "hardly a copy was struck"
+    assert number >= (2 if mode == "read" else 4), "hardly a copy was struck"
 
 
 @BOTH
