@@ -133,6 +133,22 @@ async def test_an_engine_that_is_killed_in_its_forward_pass(launch: Launch, prom
     assert failed_in(await traces.only(fleet)) == ("prefill.queue", ("prefill.forward",))
 
 
+async def test_a_decode_that_is_killed_while_prefill_waits(launch: Launch, prompt: Prompt, traces: Traces) -> None:
+    """WRITE: decode had its blocks and prefill had computed nothing, which it has not said, as it was let go. No time
+    goes to the wait for the KV, which had not begun."""
+    fleet = await launch(traces=traces, proxy=ONCE)
+    fleet.prefills[0].steps.shut()
+    asked = asyncio.ensure_future(fleet.ask(prompt(100), mode="write"))
+    await fleet.prefills[0].steps.reached()
+    await fleet.kill(fleet.decodes[0])
+    with pytest.raises(errors.EngineDied):
+        await asked
+    fleet.prefills[0].steps.open()
+    part, or_later = failed_in(await traces.only(fleet))
+    assert (part, or_later[:2]) == ("prefill.hop", ("prefill.queue", "prefill.forward"))
+    assert "kv.wait" in or_later
+
+
 async def test_a_retried_request_shows_where_it_was(launch: Launch, prompt: Prompt, traces: Traces) -> None:
     """The failed attempt ends with its part, the other has all of them; the root has TTFT and retry, and no failure."""
     fleet = await launch(traces=traces, prefills=2, decodes=2)

@@ -108,7 +108,7 @@ class Endings:
             if not consumer.terminal and consumer.stop is None:
                 consumer.posted.clear()
                 consumer.paired, consumer.missing = False, -1
-                consumer.bytes_landed = consumer.bytes_overlapped = consumer.last_byte_ns = 0
+                consumer.bytes_landed = consumer.bytes_overlapped = consumer.last_byte_ns = consumer.copy_ns = 0
 
     def consumer_fenced(self, transfer: Transfer, end: ConsumerEnd, now: float) -> None:
         """Goes on with a consumer in FENCING once nothing writes its blocks."""

@@ -54,6 +54,10 @@ class Claim:
     """Compute the prompt at a decode engine; `route` does not matter."""
 
 
+def _nobody() -> None:
+    """Who does not ask."""
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
     claim: Claim
@@ -111,10 +115,13 @@ class Admission:
         if len(self._waiters) >= self._length:
             raise Overloaded(f"{self._length} requests wait already", queue=str(self._length))
 
-    async def admit(self, claim: Claim, deadline: float, *, again: bool = False) -> Grant:
+    async def admit(
+        self, claim: Claim, deadline: float, *, again: bool = False, waits: Callable[[], None] = _nobody
+    ) -> Grant:
         """Waits for credits until `deadline` (monotonic seconds) or the queue's own timeout. A
         request that was granted before and failed goes first (`again`) and is not bounded by the
-        queue's length. Cancelling gives back what was granted in between.
+        queue's length. Cancelling gives back what was granted in between. `waits` is called where
+        it is not granted at once.
 
         Raises:
             Overloaded: the queue is full, or the timeout passed.
@@ -138,6 +145,7 @@ class Admission:
         try:
             if waiter.granted.done():
                 return waiter.granted.result()
+            waits()
             async with asyncio.timeout(max(wait, 0.0)):
                 return await waiter.granted
         except TimeoutError:

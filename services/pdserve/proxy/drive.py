@@ -194,7 +194,7 @@ class Driver:
         begun = history.telling.begun  # and then the failure that led here was counted against the bound
         if begun or history.fallbacks < self._settings.retries:
             try:
-                grant = await self._admission.admit(claim, job.deadline, again=True)
+                grant = await self._admission.admit(claim, job.deadline, again=True, waits=history.waits)
             except (NoEngines, IncompatibleEngines):
                 pass  # nobody else: the failure itself says more
             else:
@@ -207,7 +207,10 @@ class Driver:
         await self._permit(job, history)
         try:
             grant = await self._admission.admit(
-                replace(claim, decode_only=True, exclude=history.unable), job.deadline, again=True
+                replace(claim, decode_only=True, exclude=history.unable),
+                job.deadline,
+                again=True,
+                waits=history.waits,
             )
         except NoEngines:
             raise failure from None
@@ -215,6 +218,8 @@ class Driver:
         return grant
 
     async def _permit(self, job: Job, history: History) -> None:
+        if self._recomputes.locked():
+            history.waits()
         try:
             async with asyncio.timeout(max(job.deadline - self._clock.monotonic(), 0)):
                 await self._recomputes.acquire()

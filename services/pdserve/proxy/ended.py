@@ -79,6 +79,8 @@ class Ended:
     """Monotonic nanoseconds by Point, up to the first byte; of the attempts, the one that gave it."""
     ended_ns: int
     """Monotonic: the client was told the end, or nothing more."""
+    waited: bool = False
+    """Its last attempt had failed, and it waited for other engines until the end."""
 
     @property
     def trace_id(self) -> str:

@@ -1,6 +1,7 @@
 """What has been tried of one request, what came of it, and what its end says of all that."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdserve.proxy import parts
@@ -39,6 +40,11 @@ class History:
     """Held while a prompt is computed again."""
     first: Attempt | None = None
     """The attempt that gave the first token."""
+    stamped: Mapping[int, int] = field(default_factory=dict)
+    """By Point: what that attempt's legs had stamped when it ended. What prefill says later (WRITE) is in nobody's
+    numbers, or the client's would not be the trace's."""
+    waited: bool = False
+    """The last attempt has failed, and other engines were not there at once."""
     told: int = 0
     """Tokens that the client had when this attempt began."""
     tried: list[Tried] = field(default_factory=list)
@@ -86,8 +92,10 @@ class History:
 
     def note(self, job: Job, attempt: Attempt, reason: str = "", error: str = "", blamed: str = "") -> None:
         """An attempt has ended."""
-        choice = attempt.grant.choice
+        choice, course = attempt.grant.choice, attempt.course(self.boot_id)
         handed_over = choice.prefill is not None
+        if self.first in (None, attempt):
+            self.stamped = course.points
         self.tried.append(
             Tried(
                 prefill_engine_id=choice.prefill.engine_id if choice.prefill else "",
@@ -98,10 +106,15 @@ class History:
                 reason=reason,
                 error=error,
                 blamed=blamed,
-                course=attempt.course(self.boot_id),
+                course=course,
             )
         )
         self.told = self.telling.count
+        self.waited = False
+
+    def waits(self) -> None:
+        """Its last attempt has failed, and other engines are not there at once."""
+        self.waited = True
 
     def failed(self, job: Job, attempt: Attempt, error: PdserveError) -> None:
         """An attempt has ended with an error; the next avoids the engine at fault."""
@@ -120,7 +133,7 @@ class History:
         first_handed_over, ready = first.grant.choice.prefill is not None, first.ready
         job.points.setdefault(Point.FIRST_BYTE_WRITTEN, now_ns)
         timings = parts.split(
-            job.points | first.points(self.boot_id),
+            {**job.points, **self.stamped},
             parts.chain(handed_over=first_handed_over, retried=self.fallbacks > 0),
             now_ns,
         )
@@ -167,6 +180,7 @@ class History:
             attempts=tuple(self.tried),
             finished=self.finished,
             finish_reasons=tuple(self.finish_reasons),
-            points=job.points | (self.first.points(self.boot_id) if self.first else {}),
+            points={**job.points, **(self.stamped if self.first else {})},
             ended_ns=self.finished_ns or now_ns,
+            waited=self.waited,
         )

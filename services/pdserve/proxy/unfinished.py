@@ -10,12 +10,17 @@ tokens, a killed process nothing at all) it is the first of the parts in questio
 Nothing is split among them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from pdserve.proxy import parts
+from pdserve.proxy.course import PREFILLS
 from pdserve.proxy.ended import Ended, Outcome, Tried
 from pdserve.proxy.parts import Chain, Interval, Point
+from pdserve.proxy.types import Mode
+
+BESIDE = frozenset({Point.DECODE_RECEIVED, Point.DECODE_BLOCKS_RESERVED})
+"""Points that decode passes in WRITE whatever prefill does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +48,24 @@ class Unfinished:
 
 
 def way(
-    points: Mapping[int, int], unseen: Collection[int], path: Chain, start_ns: int, end_ns: int
+    points: Mapping[int, int], unseen: Set[int], path: Chain, start_ns: int, end_ns: int, mode: Mode | None
 ) -> Unfinished | None:
     """How far along `path` it came between `start_ns` and its failure at `end_ns`. None: all of it, or nobody can say
     that any point was not reached."""
     stop = next((n for n, (point, _) in enumerate(path) if point not in points and point not in unseen), None)
     if stop is None:
         return None
-    # In WRITE decode may have passed what lies behind: beside prefill it counts nothing.
-    first = max((n + 1 for n in range(stop) if path[n][0] in points), default=0)
+    # In WRITE decode may have passed what lies behind: beside prefill it counts nothing, and says nothing of how far
+    # prefill has come.
+    beside = BESIDE if mode is Mode.WRITE and unseen & PREFILLS else frozenset[int]()
+    first = max((n + 1 for n in range(stop) if path[n][0] in points and path[n][0] not in beside), default=0)
     behind = path[:first]
     passed = parts.intervals(points, behind, start_ns, end_ns)
     since = passed[-1].end_ns if passed else start_ns
     return Unfinished(
         passed=tuple(passed),
         last=Interval(path[first][1], since, max(since, end_ns)),
-        or_later=tuple(part for _, part in path[first + 1 : stop + 1]),
+        or_later=tuple(part for point, part in path[first + 1 : stop + 1] if point not in beside),
         unstamped=tuple(part for point, part in behind if point not in points),
     )
 
@@ -69,7 +76,9 @@ def of_attempt(tried: Tried) -> Unfinished | None:
     if not tried.reason or course.first_byte_ns or not course.dispatched_ns:
         return None
     path = parts.tail(handed_over=bool(tried.prefill_engine_id))
-    return way(course.points, course.unseen, path, course.dispatched_ns, max(course.ended_ns, course.dispatched_ns))
+    return way(
+        course.points, course.unseen, path, course.dispatched_ns, max(course.ended_ns, course.dispatched_ns), tried.mode
+    )
 
 
 def of_request(ended: Ended) -> Unfinished | None:
@@ -78,18 +87,12 @@ def of_request(ended: Ended) -> Unfinished | None:
         return None
     last = ended.attempts[-1] if ended.attempts else None
     points, unseen, path = dict(ended.points), frozenset[int](), parts.HEAD
-    if len(ended.attempts) > 1 or waited_again(ended):
+    if len(ended.attempts) > 1 or ended.waited:
         path = (*path, *parts.RETRY)
-    if last is None or not last.course.dispatched_ns or waited_again(ended):
+    if last is None or not last.course.dispatched_ns or ended.waited:
         points.pop(Point.REDISPATCHED, None)  # of an attempt before
     else:
         path = (*path, *parts.tail(handed_over=bool(last.prefill_engine_id)))
         points |= last.course.points
         unseen = last.course.unseen
-    return way(points, unseen, path, points[Point.RECEIVED], ended.ended_ns)
-
-
-def waited_again(ended: Ended) -> bool:
-    """Whether its last attempt had failed and it waited for other engines: it ended for another reason than that."""
-    last = ended.attempts[-1] if ended.attempts else None
-    return last is not None and bool(last.reason) and (last.reason, last.error) != (ended.reason, ended.error)
+    return way(points, unseen, path, points[Point.RECEIVED], ended.ended_ns, last.mode if last else None)

@@ -283,21 +283,33 @@ def test_the_sink_hands_on_what_is_kept() -> None:
 
 
 def test_records_wait_for_others_but_not_long() -> None:
-    """Nothing is drawn before there are MOST of them or the PAUSE after the first is over; each is drawn once."""
+    """Nothing is drawn before there are MOST of them or the PAUSE after the first is over. Then one after the other,
+    each once, and whatever else is ready comes between."""
     got: list[Any] = []
     timers: list[tuple[float, Callable[[], None]]] = []
     sink = TraceSink(got.append, At(), 10.0, lambda seconds, then: timers.append((seconds, then)))
+
+    def turn() -> list[float]:
+        """Calls in what is to be called by now; returns when what it asked for is to come."""
+        due, timers[:] = list(timers), []
+        for _, then in due:
+            then()
+        return [seconds for seconds, _ in timers]
+
     for _ in range(MOST - 1):
         sink(record())
-    assert not got
     assert [seconds for seconds, _ in timers] == [PAUSE]
+    timers.clear()
     sink(record())
+    assert [seconds for seconds, _ in timers] == [0]
+    for drawn_so_far in range(1, MOST):
+        assert turn() == [0]
+        assert len(got) == drawn_so_far
+    assert turn() == []
     assert len(got) == MOST
     sink(record())
-    assert len(got) == MOST
-    assert len(timers) == 2
-    for _, then in timers:
-        then()
+    assert [seconds for seconds, _ in timers] == [PAUSE]
+    assert turn() == []
     assert len(got) == MOST + 1
 
 

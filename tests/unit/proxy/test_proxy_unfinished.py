@@ -150,17 +150,31 @@ def test_what_decode_had_passed_beside_prefill_counts_nothing() -> None:
     assert (found.last.part, found.last.start_ns) == ("prefill.forward", 16 * MS)
 
 
-def test_what_nobody_stamped_is_nobodys() -> None:
-    """WRITE: kvd failed at decode, and prefill, which was let go, has said nothing: no part of it is made up, its time
-    is unattributed and its parts are named."""
+def test_what_decode_had_passed_says_nothing_of_prefill() -> None:
+    """WRITE: it failed at decode, which had its blocks, and prefill, which was let go, has said nothing: it may have
+    been anywhere in prefill or in the wait for the KV, and no part of that is made up."""
     decode = {point: at for point, at in WRITE.items() if point in (8, 9)}
     attempt = tried(decode, PREFILLS, Mode.WRITE)
+    found = of_attempt(attempt)
+    assert found is not None
+    assert (found.last.part, found.or_later) == ("prefill.hop", ("prefill.queue", "prefill.forward", "kv.wait"))
+    assert (found.last.start_ns, found.unattributed, found.unstamped) == (4 * MS, 0, ())
+    landed = of_attempt(tried(decode | {Point.KV_LANDED: 60 * MS}, PREFILLS, Mode.WRITE))
+    assert landed is not None
+    assert landed.last == parts.Interval("decode.queue", 60 * MS, AFTER_MS * MS)
+
+
+def test_what_nobody_stamped_is_nobodys() -> None:
+    """READ: decode was asked, so prefill had done its work, and has not said when: its time is unattributed and its
+    parts are named."""
+    decode = {point: at for point, at in READ.items() if point in (8, 9)}
+    attempt = tried(decode, PREFILLS)
     found = of_attempt(attempt)
     assert found is not None
     assert found.last.part == "kv.wait"
     assert found.unstamped == ("prefill.hop", "prefill.queue", "prefill.forward")
     assert set(found.parts) == {"decode.admit", "kv.wait"}
-    assert found.unattributed == pytest.approx(0.001)  # 4 to 5 ms: decode was asked, the predecessor not stamped
+    assert found.unattributed == pytest.approx(0.054)
     spans = drawn(failed(attempt))
     assert spans[0].attributes[names.UNSTAMPED] == found.unstamped
     assert broken(spans).attributes[names.UNSTAMPED] == found.unstamped
@@ -169,7 +183,7 @@ def test_what_nobody_stamped_is_nobodys() -> None:
 def test_where_other_engines_did_not_come() -> None:
     """The attempt failed for one reason and the request, which waited for another pair, for another one: it ended in
     the part retry, and the wait is drawn behind the attempt."""
-    ended = failed(tried(up_to(Point.KV_LANDED)), reason="OVERLOADED", error="no room", ended_ns=400 * MS)
+    ended = failed(tried(up_to(Point.KV_LANDED)), reason="OVERLOADED", error="no room", ended_ns=400 * MS, waited=True)
     found = of_request(ended)
     assert found is not None
     assert found.last == parts.Interval(names.RETRY, 4 * MS, 400 * MS)
@@ -183,11 +197,41 @@ def test_where_other_engines_did_not_come() -> None:
     ]  # fmt: skip
 
 
+async def test_engines_that_leave_while_they_are_waited_for() -> None:
+    """The request ends with the attempt's own error: the wait for another pair is the part retry all the same. One that
+    finds nobody at once has not waited, and ended where its attempt did."""
+    rig = Rig(prefills=2, decodes=1)
+    rig.ledger.reserve("p1", 150)  # so full that the next attempt must wait for it
+    run = rig.start(rig.job(on_failure=OnFailure.FAIL))
+    (await rig.legs.nth_prefill(0)).fail(EngineDied("gone"))
+    await rig.queued(1)
+    rig.registry.channel_broken("p1", "gone")
+    rig.ledger.left("p1")
+    rig.admission.pump()
+    with pytest.raises(EngineDied):
+        await run.task
+    found = of_request(rig.ended[0])
+    assert found is not None
+    assert found.last.part == names.RETRY
+    assert found.last.end_ns == rig.ended[0].ended_ns
+
+    alone = Rig(prefills=1, decodes=1)
+    run = alone.start(alone.job(on_failure=OnFailure.FAIL))
+    (await alone.legs.nth_prefill(0)).fail(EngineDied("gone"))
+    with pytest.raises(EngineDied):
+        await run.task
+    found = of_request(alone.ended[0])
+    assert found is not None
+    assert found.last.part == "prefill.hop"
+
+
 def test_where_a_third_pair_did_not_come() -> None:
     """Also after a second attempt, whose own beginning is then behind."""
     second = tried({}, began_ns=101 * MS, dispatched_ns=110 * MS, ended_ns=150 * MS)
     points = HEAD | {Point.REDISPATCHED: 110 * MS}
-    ended = failed(tried({}), second, points=points, reason="OVERLOADED", error="no room", ended_ns=400 * MS)
+    ended = failed(
+        tried({}), second, points=points, reason="OVERLOADED", error="no room", ended_ns=400 * MS, waited=True
+    )
     found = of_request(ended)
     assert found is not None
     assert found.last == parts.Interval(names.RETRY, 4 * MS, 400 * MS)
@@ -216,7 +260,7 @@ def test_what_ended_well_has_no_failure() -> None:
     assert of_attempt(one) is None
     assert of_request(replace(whole, attempts=(one,), outcome=Outcome.FAILED, reason="ENGINE_DIED")) is None
     every: dict[int, int] = {point: 5 for point, _ in PATH}
-    assert way(every, (), PATH, 0, 10) is None
+    assert way(every, frozenset(), PATH, 0, 10, None) is None
 
 
 # -- where it is known from ---------------------------------------------------------------------
