@@ -103,6 +103,11 @@ firing is logged as a warning. Not for a deployment that serves: whoever can ope
 
     PDSERVE_FAILPOINTS="kvd.post=1*error(TRANSFER_FAILED);clock=return(3)" pdserve-kvd ...
     PDSERVE_FAILPOINTS_SOCKET=/run/pdserve/kvd.fail pdserve-kvd ...
+    PDSERVE_FAILPOINTS="kvd.post=1*error(TRANSFER_FAILED)" pdserve up --engine sim
+
+`pdserve up` passes its environment on: the terms reach every process that has points, each counts for itself, and one
+that is started again begins with the first term. So with the last line the first hand-over after each start of kvd
+fails; its request is tried again and answered, with one fallback. The socket is one process's: not for `pdserve up`.
 
 The socket (its owner's only) takes JSON lines, and answers each with the point's counts:
 

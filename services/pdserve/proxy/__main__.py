@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import structlog
 
 from pdserve.proxy.app import ProxyApp
 from pdserve.proxy.config import ProxyConfig
+from pdserve.proxy.metrics import span_readings
 from pdserve.rpc.errors import ConfigError, PdserveError
 from pdserve.runtime import flags
 from pdserve.runtime.clock import Clock
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 EXPORT_DELAY = 0.25
-"""Seconds that a request's trace may wait here for others: who asks for the last one waits for it."""
+"""Seconds that a drawn trace may wait for others (its record has waited sink.PAUSE before): who asks for the last one
+waits for both."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,11 +56,12 @@ async def serve(config: ProxyConfig, signer: Signer, shutdown: Shutdown) -> None
         PdserveError: it could not start, or a part of it died.
     """
     async with AsyncExitStack() as stack:
+        metrics = Metrics(names.PROXY, catalogue.PROXY)
+        metrics.with_process()
         traces = exporter(os.environ)
         if traces is not None:
             stack.push_async_callback(traces.aclose)
-        metrics = Metrics(names.PROXY, catalogue.PROXY)
-        metrics.with_process()
+            metrics.read(lambda: span_readings(traces.counts))
         send = traces.send if traces is not None else None
         app = await ProxyApp.start(config, signer, Clock(), os.urandom, send, metrics)
         stack.push_async_callback(app.aclose)
@@ -69,6 +73,8 @@ async def serve(config: ProxyConfig, signer: Signer, shutdown: Shutdown) -> None
             registration=where.registration,
             traces=settings.endpoint(os.environ),
         )
+        # What is here now stays. A full collection would look at all of it, and stop every stream meanwhile.
+        gc.freeze()
         await serve_until_shutdown(shutdown, app.failed(), app.drain, config.drain_timeout)
 
 

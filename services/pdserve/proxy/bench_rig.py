@@ -80,12 +80,12 @@ async def collector(address: str) -> None:
     requests' traces were in them."""
     taken = 0
 
-    async def export(batch: bytes, _: Any) -> bytes:
+    async def export(batch: bytes, _: Any, /) -> bytes:
         nonlocal taken
         taken += batch.count(_ONCE)
         return b""
 
-    async def count(_: bytes, __: Any) -> bytes:
+    async def count(_: bytes, __: Any, /) -> bytes:
         return str(taken).encode()
 
     server = grpc_aio.server(options=[("grpc.so_reuseport", 0)])

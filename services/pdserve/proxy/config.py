@@ -63,7 +63,7 @@ class ProxyConfig:
     """Bytes of the longest HTTP request."""
     trace_ratio: float | None = None
     """Share of requests that are traced, 0 to 1, where the caller has not decided; without it
-    OTEL_TRACES_SAMPLER_ARG says it, else all are. What failed or was tried elsewhere always is."""
+    OTEL_TRACES_SAMPLER and its argument say it, else all are. What failed or was tried elsewhere always is."""
     trace_slow: float = 10.0
     """Seconds to the first byte from which on a request is always traced; 0: none for that."""
 

@@ -1,6 +1,7 @@
 """What the proxy shows of its requests and engines: counted as requests end, read from its books otherwise."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -15,6 +16,9 @@ from pdserve.rpc.errors import PdserveError
 from pdserve.runtime.telemetry import catalogue as c
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.tally import Reading, Tally
+
+if TYPE_CHECKING:
+    from pdserve.runtime.telemetry.export import Counts  # it imports the SDK, which a proxy without traces does not
 
 log = structlog.get_logger(__name__)
 
@@ -109,6 +113,13 @@ def readings(inference: Inference, ledger: Ledger) -> Iterator[Reading]:
         yield c.PROXY_BEAT_AGE, who, line.beat_age_seconds
     for labels, number in engines.items():
         yield c.PROXY_ENGINES, labels, number
+
+
+def span_readings(counts: "Counts") -> Iterator[Reading]:
+    """What has become of the spans so far; each state is there from the start, so that its first step is seen."""
+    yield c.PROXY_SPANS, ("exported",), counts.exported
+    yield c.PROXY_SPANS, ("dropped",), counts.dropped
+    yield c.PROXY_SPANS, ("failed",), counts.failed
 
 
 def _mode(mode: Mode | None) -> str:

@@ -83,5 +83,5 @@ class Span:
 
     @property
     def duration_us(self) -> int:
-        """Whole microseconds."""
-        return (self.end_ns - self.start_ns) // 1000
+        """Whole microseconds, from its start's to its end's: who ends with its parent ends with it so too."""
+        return self.end_ns // 1000 - self.start_us

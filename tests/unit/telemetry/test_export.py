@@ -126,6 +126,26 @@ async def test_a_collector_that_is_away_costs_counters(collector: Collector, mon
     assert exporter.counts.exported == len(collector.spans)
 
 
+async def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More traces come than have room, and each batch that fails makes room for some: still one line for the queue."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.05")
+    exporter = OtlpExport("http://127.0.0.1:1", QUICK)
+    with capture_logs() as lines:
+
+        async def come() -> None:
+            while True:
+                for _ in range(2 * QUICK.queue // 5):
+                    exporter.send([span(extra + 1) for extra in range(5)])
+                await asyncio.sleep(0.001)
+
+        coming = asyncio.ensure_future(come())
+        await _until(lambda: exporter.counts.failed >= 10 * QUICK.batch)
+        coming.cancel()
+        await exporter.aclose(0.1)
+    events = [line["event"] for line in lines]
+    assert (events.count("traces_dropped"), events.count("traces_not_sent")) == (1, 1)
+
+
 async def test_closing_is_bounded(collector: Collector) -> None:
     """A collector that takes a call and never answers holds a stop up for as long as it may, and no thread stays."""
     exporter = OtlpExport(collector.endpoint, QUICK)

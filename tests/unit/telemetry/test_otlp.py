@@ -104,6 +104,18 @@ def test_a_service_is_named_once() -> None:
     assert [span.span_id.hex() for span in scope.spans] == [f"{number:016x}" for number in range(3)]
 
 
+def test_another_engine_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's detectors take milliseconds, and a fleet may have more engines than are remembered: they run once."""
+    batch = Batch()
+    batch.add([BARE])
+    monkeypatch.setattr(Resource, "create", lambda _: pytest.fail("asked again"))
+    for number in range(300):
+        batch.add([dataclasses.replace(BARE, service=Service("pdserve-decode", f"new-{number}"))])
+    last = values(batch.request.resource_spans[-1].resource.attributes)
+    assert (last["service.name"], last["service.instance.id"]) == ("pdserve-decode", "new-299")
+    assert last["telemetry.sdk.name"]
+
+
 def test_what_otlp_cannot_hold_is_said_as_text() -> None:
     """A client's seed of more than 64 bits, and half a surrogate pair in its words: neither loses the trace."""
     attributes: dict[str, Value] = {"seed": 2**70, "low": -(2**63), "model": "m\ud800", "many": ("a", "\udfff")}

@@ -136,11 +136,17 @@ PROXY_ENGINE_REQUESTS: Final = _gauge(
     "state",
 )
 PROXY_BEAT_AGE: Final = _gauge(names.PROXY_BEAT_AGE_SECONDS, "Since an engine's last beat.", "engine_id", "role")
+PROXY_SPANS: Final = _counter(
+    names.PROXY_SPANS_TOTAL,
+    "Spans of traces that were to be sent: exported (the collector has them), dropped (the queue was full; whole"
+    " traces) or failed (the collector was away, or refused them). Absent where traces go nowhere.",
+    "state",
+)
 
 PROXY: Final = (
     BUILD_INFO, DURATION, TTFT, TPOT, TTFT_PART, ITL, REQUESTS, REFUSALS, ATTEMPTS, FALLBACKS, CONTINUATIONS,
     RECOMPUTED_TOKENS, TOKENS, KV_BYTES, KV_OVERLAPPED_BYTES, PROXY_QUEUED, PROXY_IN_FLIGHT, PROXY_ENGINES,
-    PROXY_CREDIT_TOKENS, PROXY_ENGINE_REQUESTS, PROXY_BEAT_AGE,
+    PROXY_CREDIT_TOKENS, PROXY_ENGINE_REQUESTS, PROXY_BEAT_AGE, PROXY_SPANS,
 )  # fmt: skip
 
 # -- kvd --------------------------------------------------------------------------------------

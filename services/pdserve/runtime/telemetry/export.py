@@ -66,6 +66,8 @@ class OtlpExport:
         """Spans that were put into the queue."""
         self._dropped = 0
         self._overflowing = False
+        self._overflowed_at = 0
+        """Spans that had been sent when the queue was full."""
         self._closed = False
         self._open = Batch()
         """Not in the queue yet; the loop's alone."""
@@ -86,9 +88,12 @@ class OtlpExport:
             self._dropped += len(spans)
             if not self._overflowing:
                 self._overflowing = True
+                self._overflowed_at = self._sender.exported
                 log.warning("traces_dropped", waiting=waiting, closed=self._closed)
             return
-        self._overflowing = False
+        # Each batch that fails makes room for some, so that room alone is not the end of an outage.
+        if self._sender.exported > self._overflowed_at and waiting <= self._settings.queue // 2:
+            self._overflowing = False
         if len(self._open) and len(self._open) + len(spans) > self._settings.batch:
             self._ship()
         self._open.add(spans)

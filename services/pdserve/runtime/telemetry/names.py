@@ -213,6 +213,7 @@ PROXY_ENGINES: Final = "pdserve_proxy_engines"
 PROXY_CREDIT_TOKENS: Final = "pdserve_proxy_credit_tokens"
 PROXY_ENGINE_REQUESTS: Final = "pdserve_proxy_engine_requests"
 PROXY_BEAT_AGE_SECONDS: Final = "pdserve_proxy_beat_age_seconds"
+PROXY_SPANS_TOTAL: Final = "pdserve_proxy_spans_total"
 
 KVD_BLOCKS: Final = "pdserve_kvd_blocks"
 KVD_REGION_BYTES: Final = "pdserve_kvd_region_bytes"

@@ -120,9 +120,14 @@ def _resource(service: Service) -> resource_pb2.Resource:
     said = {names.SERVICE_NAME: service.name, names.SERVICE_VERSION: _VERSION}
     if service.instance_id:
         said[names.SERVICE_INSTANCE] = service.instance_id
-    attributes = dict(Resource.create(said).attributes)
-    if not service.instance_id:
-        attributes.pop(names.SERVICE_INSTANCE, None)  # the SDK makes one up, of this process, which it need not be
     made = resource_pb2.Resource()
-    _attributes(attributes, made)  # type: ignore[arg-type]  # the SDK's type allows more than it makes
+    _attributes(_of_all() | said, made)
     return made
+
+
+@functools.cache
+def _of_all() -> dict[str, Value]:
+    """What all services' resources have. Asked once: the SDK's detectors take milliseconds, on the loop."""
+    attributes: dict[str, Value] = dict(Resource.create({}).attributes)  # type: ignore[arg-type]  # it allows more than it makes
+    attributes.pop(names.SERVICE_INSTANCE, None)  # made up by the SDK, of this process, which it need not be
+    return attributes
