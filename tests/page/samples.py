@@ -74,6 +74,7 @@ def request(number: int, mode: str = "read", **changed: Any) -> Json:
         "unattributed": unattributed,
         "failed_after": None,
         "failed_in": "",
+        "failed_or_later": [],
     } | changed
 
 

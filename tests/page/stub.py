@@ -56,7 +56,9 @@ async def serving(store: Store) -> AsyncIterator[str]:
             return web.json_response({"requests": rows[: int(query.get("limit", 50))]})
         if kind == "parts":
             return web.json_response(store.parts.get(query.get("mode", ""), nothing()))
-        found = store.traces.get(kind.removeprefix("trace/"))
+        called = kind.removeprefix("trace/")
+        named = next((row["trace_id"] for row in store.requests if row["request_id"] == called), called)
+        found = store.traces.get(named)
         if found is None:
             return web.json_response({"errors": [{"code": 404, "msg": "no such trace"}]}, status=404)
         return web.json_response(found)

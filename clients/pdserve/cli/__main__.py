@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = modules[args.command].run(args)
     except PdserveError as error:
         first, *more = error.message.splitlines() or [""]  # a log's end may follow the sentence
-        print("\n".join([f"pdserve: {first} ({error.reason})", *more]), file=sys.stderr)
+        notes = getattr(error, "__notes__", ())
+        print("\n".join([f"pdserve: {first} ({error.reason})", *more, *notes]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

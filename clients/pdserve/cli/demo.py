@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdserve.cli import options
-from pdserve.rpc.errors import ConfigError
+from pdserve.rpc.errors import ConfigError, PdserveError
 
 if TYPE_CHECKING:
     from pdserve.cli.board import Board
@@ -55,10 +55,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo in a fresh folder; 0 only if every answer keeps every promise."""
-    from pdserve.cli import deployment, model
+    """Runs the demo in a fresh folder; 0 only if every answer keeps every promise. Its traces outlive the folder."""
+    from pdserve.cli import deployment, kept, model
     from pdserve.cli.board import Board
-    from pdserve.cli.plan import Spec, engine_names
+    from pdserve.cli.plan import TRACES_FILE, Spec, engine_names
     from pdserve.cli.up import traces_go_to
 
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
@@ -81,20 +81,33 @@ def run(args: argparse.Namespace) -> int:
     )
     # A short path of our own, so that a deployment that runs already is not disturbed.
     scratch = Path(tempfile.mkdtemp(prefix="pdserve-demo-", dir="/tmp"))
-    kept = True
+    status = 1
     try:
         with (
             deployment.claimed(scratch) as state_dir,
             deployment.free_ports(len(engine_names(spec)), 0, 0) as ports,
         ):
             status = asyncio.run(_demo(spec, state_dir, args, board, ports))
-        kept = status != 0
-        return status
     finally:
-        if kept:
+        try:
+            kept.keep(scratch / TRACES_FILE)
+        except (PdserveError, OSError) as error:
+            board.say(f"the traces are not kept: {error}")
+        if status:
             board.say(f"logs are kept in {scratch / 'logs'}")
         else:
             shutil.rmtree(scratch)
+    if not status:
+        board.say(_next(traced=spec.traces))
+    return status
+
+
+def _next(*, traced: bool) -> str:
+    """What to try after the demo."""
+    if not traced:
+        return "The parts are explained in docs/reading-a-trace.md. Next:\npdserve up"
+    next_ = "Next, where the time of the last answer went:"
+    return f"The parts are explained in docs/reading-a-trace.md. {next_}\npdserve trace --last"
 
 
 async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board", ports: "Ports") -> int:
@@ -124,9 +137,8 @@ async def _demo(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: 
     board.leave()
     board.say(f"\n{demo_check.answers_table(answers)}\n\n{demo_check.parts_table(answers)}\n")
     board.say(
-        "alone ms: TTFT of the single engine. KV bytes: whole blocks. GB/s: bytes over the time spent copying them."
+        "alone ms: TTFT of the single engine. KV bytes: whole blocks. GB/s: bytes over the time spent copying them.\n"
     )
-    board.say("The parts are explained in docs/sdk.md. Next: pdserve up\n")
     for fault in faults:
         board.say(f"WRONG: {fault}")
     board.say(demo_check.verdict(answers))

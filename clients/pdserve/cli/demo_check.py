@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.cli import text
-from pdserve.client import Completion
+from pdserve.cli import rounding, text
+from pdserve.client import Completion, Timings
 from pdserve.rpc.errors import ConfigError
 
 _FLOAT32 = 4
+_REST = "unattributed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def answers_table(answers: Sequence[Answer]) -> str:
                 str(split.mode),
                 split.transport,
                 "yes" if answer.identical else "NO",
-                text.milliseconds(split.timings.ttft_seconds),
+                _ms(split.timings.ttft_seconds),
                 text.milliseconds(answer.alone.timings.ttft_seconds),
                 str(split.usage.prompt_tokens),
                 str(split.usage.completion_tokens),
@@ -120,16 +121,29 @@ def answers_table(answers: Sequence[Answer]) -> str:
 
 
 def parts_table(answers: Sequence[Answer]) -> str:
-    """A row per part of TTFT that was measured, a column per answer, milliseconds; they sum to the last row."""
+    """A row per part of TTFT that was measured, a column per answer, milliseconds; to the microsecond they sum to the
+    last row."""
     names = list(dict.fromkeys(name for answer in answers for name in answer.split.timings.parts))
     header = ("part of TTFT, ms", *(f"{answer.name} {answer.mode}" for answer in answers))
     all_timings = [answer.split.timings for answer in answers]
+    shares = [_shares(timings) for timings in all_timings]
     rows = [
-        [name, *(text.milliseconds(t.parts[name]) if name in t.parts else "-" for t in all_timings)] for name in names
+        [name, *(rounding.milliseconds(each[name]) if name in each else "-" for each in shares)]
+        for name in (*names, _REST)
     ]
-    rows.append(["unattributed", *(text.milliseconds(t.unattributed_seconds) for t in all_timings)])
-    rows.append(["TTFT", *(text.milliseconds(t.ttft_seconds) for t in all_timings)])
+    rows.append(["TTFT", *(_ms(t.ttft_seconds) for t in all_timings)])
     return text.table(header, rows)
+
+
+def _shares(timings: Timings) -> dict[str, int]:
+    """Microseconds by part, as `pdserve trace` has them."""
+    return rounding.of_request(
+        {"parts": timings.parts, "unattributed": timings.unattributed_seconds, "ttft": timings.ttft_seconds}
+    )
+
+
+def _ms(seconds: float) -> str:
+    return rounding.milliseconds(rounding.microseconds(seconds))
 
 
 def verdict(answers: Sequence[Answer]) -> str:

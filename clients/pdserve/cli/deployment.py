@@ -41,6 +41,8 @@ class Deployment:
     """Base URL of the trace store; empty: the deployment keeps no traces."""
     metrics: dict[str, str] = field(default_factory=dict)
     """What Prometheus may ask: URLs by process name."""
+    traces_go: str = ""
+    """Where OpenTelemetry's variables send its traces instead; empty: they say nothing."""
 
 
 def default_dir() -> Path:
@@ -87,6 +89,7 @@ def publish(state_dir: Path, plan: Plan, pids: Mapping[str, int], restarts: Mapp
         dict(restarts),
         plan.traces,
         {process.name: process.metrics for process in plan.processes if process.metrics},
+        spec.traces_go,
     )
     draft = state_dir / f".{_RECORD}"
     draft.write_text(json.dumps(asdict(record), indent=2) + "\n")
@@ -100,12 +103,23 @@ def find(state_dir: Path | None, instead: str = "name one with --target HOST:POR
         ConfigError: none runs there, or it is not ready yet.
     """
     where = state_dir or default_dir()
-    hint = f"start one with `pdserve up`, or {instead}"
+    found = running(where)
+    if found is None:
+        raise ConfigError(f"no deployment runs in {where}: start one with `pdserve up`, or {instead}")
+    return found
+
+
+def running(where: Path) -> Deployment | None:
+    """The deployment that runs in a folder; None: none does.
+
+    Raises:
+        ConfigError: it is not ready yet.
+    """
     if not (where / _LOCK).exists():
-        raise ConfigError(f"no deployment runs in {where}: {hint}")
+        return None
     with _lock(where) as held:
         if held:
-            raise ConfigError(f"no deployment runs in {where}: {hint}")
+            return None
     try:
         record: dict[str, Any] = json.loads((where / _RECORD).read_text())
         return Deployment(**record)
@@ -154,9 +168,12 @@ def usable_cores() -> Sequence[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-@contextlib.contextmanager
-def _lock(state_dir: Path, patience: float = 0.0) -> Iterator[bool]:
-    """Takes the folder's lock, if nobody holds it for `patience` seconds; says whether it did."""
+def make_private(state_dir: Path) -> None:
+    """Makes the folder where it is not there, and ours alone.
+
+    Raises:
+        ConfigError: it belongs to somebody else, or cannot be made.
+    """
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = state_dir.lstat()
@@ -164,6 +181,15 @@ def _lock(state_dir: Path, patience: float = 0.0) -> Iterator[bool]:
         if status.st_uid != os.getuid() or not state_dir.is_dir() or state_dir.is_symlink():
             raise ConfigError(f"{state_dir} belongs to somebody else: give another --state-dir")
         state_dir.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot use {state_dir}: {error}") from error
+
+
+@contextlib.contextmanager
+def _lock(state_dir: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Takes the folder's lock, if nobody holds it for `patience` seconds; says whether it did."""
+    make_private(state_dir)
+    try:
         file: IO[str] = (state_dir / _LOCK).open("w")
     except OSError as error:
         raise ConfigError(f"cannot use {state_dir}: {error}") from error

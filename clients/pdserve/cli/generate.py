@@ -18,7 +18,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the prompt and the call's options."""
     parser.add_argument("prompt", nargs="?", default="-", help="`-` or nothing: read from stdin")
     parser.add_argument("--json", action="store_true", help="print the whole answer with its facts as one JSON object")
-    parser.add_argument("--quiet", action="store_true", help="do not print the line of facts on stderr")
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="do not print the line of facts, or of the request's id where it failed, on stderr",
+    )
     options.add_target(parser)
     options.add_call(parser)
 
@@ -33,9 +37,14 @@ def run(args: argparse.Namespace) -> int:
     from pdserve.client import Client
 
     with Client(target) as client, client.stream(prompt, **options.call_fields(args)) as stream:
-        if not args.json:
-            _print(stream)
-        done = stream.completion()
+        try:
+            if not args.json:
+                _print(stream)
+            done = stream.completion()
+        except PdserveError as error:
+            if stream.request_id and not args.quiet:  # else the proxy had not taken it
+                error.add_note(f"request {stream.request_id}: see pdserve trace {stream.request_id}")
+            raise
     if args.json:
         print(json.dumps(dataclasses.asdict(_plain(done)), indent=2, ensure_ascii=False))
     elif not args.quiet:

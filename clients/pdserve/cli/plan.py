@@ -22,7 +22,7 @@ KVD_SOCKET = "kvd.sock"
 """Name of kvd's gRPC socket in its state folder, as `pdserve-kvd` has it too."""
 _HOST = "127.0.0.1"
 TRACES_FILE = "traces.sqlite"
-"""In the state folder: the traces of earlier deployments in it are there too."""
+"""In the state folder: the traces of earlier deployments in it are there too, and stay when it ends."""
 _TRACES_BYTES = 64 << 20
 """Some thousand requests. The state folder may lie in memory."""
 _OURS = ("socket", "state-dir", "cluster-key-file", "metrics-host", "metrics-port")
@@ -60,6 +60,8 @@ class Spec:
     """NAME=VALUE: `pdserve-kvd --NAME=VALUE`."""
     traces: bool = False
     """Keep the proxy's traces in a store of the deployment's own."""
+    traces_go: str = ""
+    """Where OpenTelemetry's variables send them instead, in words; empty: they say nothing."""
 
     def __post_init__(self) -> None:
         for setting in self.kvd_settings:
@@ -208,6 +210,7 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         store = process("traces", "traces", "pdserve.traces", flags, f"{_HOST}:{ports.otlp}", None)
         processes.append(store)
         told = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{store.target}", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+        told["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "grpc"  # whatever the caller's own collector speaks
         proxy = replace(proxy, env={**env, **told})
         traces = f"http://{_HOST}:{ports.traces}"
     processes.append(proxy)

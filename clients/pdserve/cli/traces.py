@@ -29,10 +29,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: what it needs is not installed.
     """
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise ConfigError("the trace store needs more than the client has: pip install 'pdserve[node]'")
+    check_installed()
     sys.stdout.flush()
     os.execv(sys.executable, command(args))
+
+
+def check_installed() -> None:
+    """Raises ConfigError where the trace store, or what it needs, is not installed."""
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        raise ConfigError("the trace store needs more than the client has: pip install 'pdserve[node]'")
 
 
 def command(args: argparse.Namespace) -> list[str]:

@@ -103,6 +103,7 @@ def spec_of(args: argparse.Namespace) -> "Spec":
         engine_args=tuple(args.rest),
         kvd_settings=tuple(args.kvd),
         traces=not args.no_traces and not traces_go_to(os.environ),
+        traces_go=traces_go_to(os.environ),
     )
 
 
@@ -110,6 +111,8 @@ def traces_go_to(environ: Mapping[str, str]) -> str:
     """Where OpenTelemetry's variables send the proxy's traces already, if anywhere; empty: they do not say."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return "nowhere, as OTEL_SDK_DISABLED says"
+    if environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        return "nowhere, as OTEL_TRACES_EXPORTER says"
     for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         if where := environ.get(name, "").strip():
             return f"{where}, as {name} says"

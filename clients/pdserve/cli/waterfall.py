@@ -1,17 +1,18 @@
 """A trace as lines of text: header, one line a span with a bar to scale, and the parts that sum to the TTFT. Pure."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TextIO
 
-from pdserve.cli import text
+from pdserve.cli import rounding, text
 
 Json = dict[str, Any]
 
 TITLES = {"proxy.serialization": "proxy serialization", "kv.wait": "RDMA wait (kv.wait)"}
 """The two parts that people look for, as they name them."""
+_MODES = ("read", "write")
+_CANCELLED = "CANCELLED"
 _LEAST_BAR = 10
 _RESET, _BOLD, _DIM, _RED, _YELLOW = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[33m"
 
@@ -43,22 +44,21 @@ def picture(trace: Json, style: Style, *, whole: bool = False, parts: bool = Tru
     return [*drawn, *_parts(request, _formula(spans, request), style)] if parts else drawn
 
 
-def listing(requests: Sequence[Json]) -> str:
+def listing(requests: Sequence[Json], *, whole_ids: bool = False) -> str:
     """The newest requests, one a line; times in milliseconds."""
     header = ("trace", "time", "request", "mode", "outcome", "in", "out", "TTFT ms", "proxy serialization", "RDMA wait")
     rows = [
         (
-            row["trace_id"][:12],
+            row["trace_id"] if whole_ids else row["trace_id"][:12],
             _when(row["start_us"], "%H:%M:%S"),
             clean(row["request_id"]),
             clean(row["mode"]),
-            clean(row["reason"] or row["outcome"]) + (f" in {clean(row['failed_in'])}" if row["failed_in"] else ""),
+            clean(row["reason"] or row["outcome"]) + (f" in {place(row)}" if row["failed_in"] else ""),
             str(row["input_tokens"]),
             str(row["output_tokens"]),
             _ms(row["ttft"]),
-            # Of one without a first token they are no parts of a TTFT.
-            _ms(None if row["failed_in"] else row["parts"].get("proxy.serialization")),
-            _ms(None if row["failed_in"] else row["parts"].get("kv.wait")),
+            _part_ms(row, "proxy.serialization"),
+            _part_ms(row, "kv.wait"),
         )
         for row in requests
     ]
@@ -70,13 +70,11 @@ def clean(said: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in said)
 
 
-def whole_microseconds(seconds: Sequence[float]) -> list[int]:
-    """Each as microseconds, so that they sum to their sum in microseconds: what one loses the next one gets."""
-    ends, total = [0], 0
-    for value in seconds:
-        total += round(value * 1e9)
-        ends.append((total + 500) // 1000)
-    return [end - begin for begin, end in itertools.pairwise(ends)]
+def place(row: Json, names: Mapping[str, str] | None = None) -> str:
+    """Where a request without a first token ended, by the part's name or as `names` calls it; `or later`, where nobody
+    has seen the end of that part."""
+    part = clean(row["failed_in"])
+    return (names or {}).get(part, part) + (" or later" if row.get("failed_or_later") else "")
 
 
 def _header(trace: Json, style: Style) -> Iterator[str]:
@@ -86,8 +84,8 @@ def _header(trace: Json, style: Style) -> Iterator[str]:
         return
     yield style.paint(f"request {clean(request['request_id'])}", _BOLD)
     yield f"trace   {trace['trace_id']}, {_when(request['start_us'], '%Y-%m-%d %H:%M:%S')}"
-    mode = clean(request["mode"])
-    facts = [mode.upper() if mode in ("read", "write") else "one engine alone"]
+    mode = _mode(trace)
+    facts = [mode.upper() if mode in _MODES else "one engine alone"]
     if request["transport"]:
         facts[0] += f" over {clean(request['transport'])}"
     if request["kv_bytes"]:
@@ -99,17 +97,27 @@ def _header(trace: Json, style: Style) -> Iterator[str]:
     yield f"        {', '.join([*facts, clean(request['model'])])}"
     total = "" if request["e2e"] is None else f", {_ms(request['e2e'])} ms in all"
     first = "no first token" if request["ttft"] is None else f"TTFT {_ms(request['ttft'])} ms"
-    failed_in = clean(request.get("failed_in") or "")
     yield f"        {first}{total}"
     outcome = clean(request["outcome"])
+    paint = "" if outcome == "cancelled" else _RED  # that a client leaves is no failure
     if outcome != "finished":
         why = next((span["status_message"] for span in trace["spans"] if span["name"] == "pdserve.request"), "")
         reason = clean(request["reason"])
         cause = clean(why).removeprefix(f"{reason}: ")  # a status begins with it too
-        yield style.paint(": ".join(filter(None, (outcome, reason, cause))), _RED)
-    if failed_in:
-        where = f"in {TITLES.get(failed_in, failed_in)}, after {_ms(request['failed_after'])} ms"
-        yield style.paint(where, _RED)
+        yield style.paint(": ".join(filter(None, (outcome, reason, cause))), paint)
+    if request["failed_in"]:
+        yield style.paint(f"in {place(request, TITLES)}, after {_ms(request['failed_after'])} ms", paint)
+    elif outcome != "finished" and request["ttft"] is not None:
+        yield style.paint(f"in decode.stream, after {_ms(request['e2e'])} ms", paint)
+
+
+def _mode(trace: Json) -> str:
+    """Of the request; where it ended on one engine alone, that of the first pair that it was on."""
+    mode = str(trace["request"]["mode"])
+    if mode == "none" and trace["request"]["outcome"] != "finished":
+        tried = (span["attributes"] for span in trace["spans"] if span["name"] == "pdserve.attempt")
+        mode = next((str(said["pdserve.mode"]) for said in tried if said.get("pdserve.mode") in _MODES), mode)
+    return clean(mode)
 
 
 def _waterfall(spans: Sequence[Json], style: Style, until_s: float | None) -> Iterator[str]:
@@ -120,37 +128,43 @@ def _waterfall(spans: Sequence[Json], style: Style, until_s: float | None) -> It
         root = next((span for span in spans if span["name"] == "pdserve.request"), rows[0][1])
         end = root["start_us"] + until_s * 1e6
     labels = ["  " * depth + clean(span["name"]).removeprefix("pdserve.") for depth, span in rows]
-    times = [f"{span['duration_us'] / 1000:.3f}" for _, span in rows]
+    times = [_ms(span["duration_us"] / 1e6) for _, span in rows]
     services = [clean(span["service"]) for _, span in rows]
     left, middle, right = (max(map(len, column)) for column in (labels, times, services))
     room = style.width - left - middle - right - len("  |  ms  ") - 2
     bar = max(_LEAST_BAR, room)
     for (_, span), label, time, service in zip(rows, labels, times, services, strict=True):
-        failed = span["status"] == "error"
+        ended = span["status"] == "error"
+        failed = ended and not _was_cancelled(span)
         drawn = style.paint(_bar(span, begin, end, bar, style), _RED if failed else "" if span["critical"] else _DIM)
         looked_for = label.strip() in TITLES
         name = style.paint(f"{label:<{left}}", _RED if failed else _YELLOW if looked_for else "")
         yield f"{name}  |{drawn}|{time:>{middle + 1}} ms  {service}".rstrip()
-        if failed and span["parent_id"] and (why := _cause(span, by_id.get(span["parent_id"]))):
+        if ended and span["parent_id"] and (why := _cause(span, by_id.get(span["parent_id"]))):
             depth = len(label) - len(label.lstrip())
-            yield style.paint(f"{' ' * depth}  ! {why}", _RED)
+            yield style.paint(f"{' ' * depth}  {'!' if failed else '-'} {why}", _RED if failed else "")
     full, thin = ("█", "░") if style.blocks else ("#", "-")
     cut = ", > goes on after the first token" if until_s is not None else ""
     yield style.paint(f"{full} on the critical path, {thin} beside it{cut}", _DIM)
 
 
 def _cause(span: Json, parent: Json | None) -> str:
-    """Why it failed. Of the part that an attempt failed in: that it is this one, as the attempt says why; and what of
-    that nobody has stamped."""
+    """Why it ended early. Of the part that an attempt failed in: that it is this one, as the attempt says why; and what
+    of that nobody has stamped."""
     why = clean(span["status_message"])
     if parent is None or parent["name"] != "pdserve.attempt" or parent["status_message"] != span["status_message"]:
         return why
-    said = "it failed here"
+    said = "cancelled here" if _was_cancelled(span) else "it failed here"
     if later := _list(span, "pdserve.failed_in.or_later"):
         said += f", or later: {later} (nobody has stamped that)"
     if never := _list(span, "pdserve.unstamped"):
         said += f"; not stamped before: {never}"
     return said
+
+
+def _was_cancelled(span: Json) -> bool:
+    """Whether its client left: it ended then, and nothing failed."""
+    return str(span["status_message"]).partition(":")[0] == _CANCELLED
 
 
 def _list(span: Json, name: str) -> str:
@@ -190,40 +204,37 @@ def _tree(spans: Sequence[Json]) -> Iterator[tuple[int, Json]]:
 
 def _parts(request: Json, formula: float | None, style: Style) -> Iterator[str]:
     """The table of parts, of the TTFT or, in its place, of the time until it failed."""
-    failed_in = request.get("failed_in") if request else ""
-    whole = request.get("failed_after") if failed_in else request.get("ttft") if request else None
+    failed_in = request["failed_in"] if request else ""
+    whole = request["failed_after"] if failed_in else request["ttft"] if request else None
     if whole is None:
         return
     ended = "cancelled" if request["outcome"] == "cancelled" else "failed"
+    paint = "" if ended == "cancelled" else _RED
     total_name, share = (f"{ended} after", "of all") if failed_in else ("TTFT", "of TTFT")
-    names = [*request["parts"], "unattributed"]
-    seconds = [*request["parts"].values(), request["unattributed"] or 0.0]
-    if failed_in in names:  # the last, whatever it is called
-        at = names.index(failed_in)
-        names.append(names.pop(at))
-        seconds.append(seconds.pop(at))
-    microseconds = whole_microseconds(seconds)
-    (total,) = whole_microseconds([whole])
+    shares, total = rounding.of_request(request), rounding.microseconds(whole)
+    if failed_in in shares:  # the last, whatever it is called
+        shares[failed_in] = shares.pop(failed_in)
     rows = [
-        (_title(name, failed_in, ended), f"{us / 1000:.3f}", f"{us / total:.1%}" if total else "")
-        for name, us in zip(names, microseconds, strict=True)
+        (_title(name, request, ended), rounding.milliseconds(us), f"{us / total:.1%}" if total else "")
+        for name, us in shares.items()
     ]
-    lines = text.table(("part", "ms", share), [*rows, (total_name, f"{total / 1000:.3f}", "")]).splitlines()
+    lines = text.table(("part", "ms", share), [*rows, (total_name, rounding.milliseconds(total), "")]).splitlines()
     yield ""
     yield from lines[:2]
-    for name, line in zip(names, lines[2:-1], strict=True):
-        yield style.paint(line, _RED if name == failed_in else _YELLOW + _BOLD if name in TITLES else "")
+    for name, line in zip(shares, lines[2:-1], strict=True):
+        yield style.paint(line, paint if name == failed_in else _YELLOW + _BOLD if name in TITLES else "")
     yield lines[1]
     yield style.paint(lines[-1], _BOLD)
-    if abs(sum(microseconds) - total) > 1:
-        yield style.paint(f"the parts sum to {sum(microseconds) / 1000:.3f} ms, not to the {total_name}", _RED)
+    if (summed := sum(shares.values())) != total:
+        yield style.paint(f"the parts sum to {rounding.milliseconds(summed)} ms, not to the {total_name}", _RED)
     if formula is not None:
-        yield f"{clean(request['mode']).upper()}'s formula on the raw intervals: {formula * 1000:.3f} ms"
+        yield f"{clean(request['mode']).upper()}'s formula on the raw intervals: {_ms(formula)} ms"
 
 
-def _title(name: str, failed_in: str | None, ended: str) -> str:
-    title = TITLES.get(name, name)
-    return f"{title}, until it {'was ' if ended == 'cancelled' else ''}{ended}" if name == failed_in else title
+def _title(name: str, request: Json, ended: str) -> str:
+    if name != request["failed_in"]:
+        return TITLES.get(name, name)
+    return f"{place(request, TITLES)}, until it {'was ' if ended == 'cancelled' else ''}{ended}"
 
 
 def _formula(spans: Sequence[Json], request: Json) -> float | None:
@@ -234,7 +245,13 @@ def _formula(spans: Sequence[Json], request: Json) -> float | None:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.3f}"
+    return "-" if seconds is None else rounding.milliseconds(rounding.microseconds(seconds))
+
+
+def _part_ms(row: Json, name: str) -> str:
+    """Of one part as the table has it; of a request without a first token it is none of a TTFT."""
+    missing = row["failed_in"] or name not in row["parts"]
+    return "-" if missing else rounding.milliseconds(rounding.of_request(row)[name])
 
 
 def _when(microseconds: float, form: str) -> str:

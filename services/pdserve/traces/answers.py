@@ -33,11 +33,12 @@ def request(row: Request) -> Json:
         "unattributed": row.unattributed,
         "failed_after": row.failed_after,
         "failed_in": row.failed_in,
+        "failed_or_later": row.failed_or_later,
     }
 
 
 def trace(trace_id: str, requests: Sequence[Request], spans: Sequence[Span]) -> Json:
-    """One trace with its first request; `request` is null in a trace of others."""
+    """One trace with the first of these requests; `request` is null in a trace of others."""
     path = {section.span_id for section in critical.path(spans)}
     return {
         "trace_id": trace_id,

@@ -10,16 +10,21 @@ from aiohttp import web
 from pdserve.rpc.errors import ConfigError, DeadlinePassed, InvalidRequest, PdserveError
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import is_local
-from pdserve.traces import answers, params, percentiles
+from pdserve.traces import answers, ids, params, percentiles
 from pdserve.traces.jaeger_routes import JaegerRoutes
 from pdserve.traces.page_files import HEADERS, File
+from pdserve.traces.reading import Reader
+from pdserve.traces.requests import Request
 from pdserve.traces.respond import refuse, respond
+from pdserve.traces.span import Span
 from pdserve.traces.store import Store
 
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS = {InvalidRequest: 400, DeadlinePassed: 504}
+_NAMED = 20
+"""Of the traces that an id may mean, as many are told."""
 
 
 class HttpServer:
@@ -33,7 +38,7 @@ class HttpServer:
         self._files = files
         app = web.Application(middlewares=[_frame, *([_addressed_here] if local else [])])
         app.router.add_get("/api/pdserve/requests", self._requests)
-        app.router.add_get("/api/pdserve/trace/{trace_id}", self._trace)
+        app.router.add_get("/api/pdserve/trace/{called}", self._trace)
         app.router.add_get("/api/pdserve/parts", self._parts)
         JaegerRoutes(store, clock).add_to(app.router)
         for path in files:
@@ -71,13 +76,22 @@ class HttpServer:
         return respond({"requests": [answers.request(row) for row in rows]})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        trace_id = params.trace_id(request.match_info["trace_id"])
-        requests, found = await self._store.ask(
-            lambda reader: (reader.requests_of(trace_id), reader.traces([trace_id]))
-        )
+        called = request.match_info["called"]
+
+        def ask(reader: Reader) -> tuple[list[Request], list[list[Span]]]:
+            named = reader.requests(_NAMED, called=called)
+            traces = {row.trace_id: None for row in named}
+            if len(traces) > 1:
+                raise InvalidRequest(f"{called[:64]!r} may be of the traces {', '.join(traces)}: say more of it")
+            wanted = next(iter(traces), "") or ids.trace(called)
+            # A request that is called by its own id is the one that is meant; by its trace's, that has its first.
+            itself = [row for row in named if ids.read(called).means(row.request_id)]
+            return itself or reader.requests_of(wanted), reader.traces([wanted])
+
+        requests, found = await self._store.ask(ask)
         if not found:
-            return refuse(404, "trace not found", trace_id)
-        return respond(answers.trace(trace_id, requests, found[0]))
+            return refuse(404, "trace not found", called[:64])
+        return respond(answers.trace(found[0][0].trace_id, requests, found[0]))
 
     async def _parts(self, request: web.Request) -> web.Response:
         query = request.query

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pdserve.rpc.errors import DeadlinePassed
-from pdserve.traces import rows, schema
+from pdserve.traces import ids, rows, schema
 from pdserve.traces.percentiles import Timing
 from pdserve.traces.requests import Request
 from pdserve.traces.search import Search, has_tags
@@ -23,10 +23,11 @@ _STEPS = 10_000
 _REQUEST = (
     "t.trace_id, r.span_id, r.start_ns, r.request_id, r.ttft, r.e2e, r.mode, r.transport, r.model, r.outcome, r.reason,"
     " r.fallbacks, r.continuations, r.input_tokens, r.output_tokens, r.kv_bytes, r.parts, r.unattributed,"
-    " r.failed_after, r.failed_in"
+    " r.failed_after, r.failed_in, r.failed_or_later"
 )
 _SPAN = "s.span_id, s.parent_id, s.name, s.kind, s.start_ns, s.end_ns, s.status, s.content"
 _PARTS = msgspec.json.Decoder(dict[str, float]).decode
+_NAMES = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class Reader:
@@ -111,15 +112,25 @@ class Reader:
     def requests(
         self, limit: int, *, mode: str = "", outcome: str = "", model: str = "", called: str = ""
     ) -> list[Request]:
-        """The newest requests; `called`: a request id, or the beginning of a trace id."""
+        """The newest requests; `called`: an id as somebody typed it (`ids`), a whole one before what only begins so."""
         where, values = ["1"], list[Any]()
         for column, value in (("mode", mode), ("outcome", outcome), ("model", model)):
             if value:
                 where.append(f"r.{column} = ?")
                 values.append(value)
-        if called:
-            where.append("(r.request_id = ? OR (t.trace_id >= ? AND t.trace_id < ?))")
-            values += [called, called, f"{called}~"]  # ~ comes after every digit
+        if not called:
+            return self._requests(limit, where, values)
+        meant = ids.read(called)
+        marks = ", ".join("?" * len(meant.exact))
+        named = f"(r.request_id IN ({marks}) OR t.trace_id IN ({marks}))"
+        found = self._requests(limit, [*where, named], [*values, *meant.exact, *meant.exact])
+        if found or not meant.beginning:
+            return found
+        begins = "((r.request_id >= ? AND r.request_id < ?) OR (t.trace_id >= ? AND t.trace_id < ?))"
+        bounds = [meant.beginning, f"{meant.beginning}~"]  # ~ comes after every digit
+        return self._requests(limit, [*where, begins], [*values, *bounds, *bounds])
+
+    def _requests(self, limit: int, where: Sequence[str], values: Sequence[Any]) -> list[Request]:
         answer = self._ask(
             f"SELECT {_REQUEST} FROM requests r JOIN traces t ON t.id = r.trace WHERE {' AND '.join(where)}"
             " ORDER BY r.start_ns DESC LIMIT ?",
@@ -175,10 +186,14 @@ class Reader:
 
 
 def _request(row: tuple[Any, ...]) -> Request:
-    *plain, parts, unattributed, failed_after, failed_in = row
-    request = Request(*plain)
+    *plain, parts, unattributed, failed_after, failed_in, or_later = row
     return replace(
-        request, parts=_PARTS(parts), unattributed=unattributed, failed_after=failed_after, failed_in=failed_in
+        Request(*plain),
+        parts=_PARTS(parts),
+        unattributed=unattributed,
+        failed_after=failed_after,
+        failed_in=failed_in,
+        failed_or_later=_NAMES(or_later),
     )
 
 

@@ -49,6 +49,8 @@ class Request:
     """Until it failed, or was cancelled, without a first token; None: it had one."""
     failed_in: str = ""
     """The part in which that was, the last of `parts`."""
+    failed_or_later: tuple[str, ...] = ()
+    """Parts after it that may have been reached as well: nobody has seen the end of `failed_in`."""
 
 
 def of(span: Span) -> Request | None:
@@ -80,6 +82,7 @@ def of(span: Span) -> Request | None:
         unattributed=_seconds(tags.get(names.FAILED_UNATTRIBUTED if failed else names.UNATTRIBUTED)),
         failed_after=failed_after if failed else None,
         failed_in=_text(tags.get(names.FAILED_IN)) if failed else "",
+        failed_or_later=_texts(tags.get(names.FAILED_OR_LATER)) if failed else (),
     )
 
 
@@ -109,3 +112,7 @@ def _count(value: Any) -> int:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list | tuple) else ()

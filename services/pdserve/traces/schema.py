@@ -66,16 +66,18 @@ CREATE TABLE requests (
     unattributed REAL,
     failed_after REAL,
     failed_in TEXT NOT NULL DEFAULT '',
+    failed_or_later TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (trace, span_id)
 ) WITHOUT ROWID;
 CREATE INDEX requests_by_start ON requests (start_ns);
 CREATE INDEX requests_by_id ON requests (request_id);
 """
-_FROM_1 = """
-ALTER TABLE requests ADD COLUMN failed_after REAL;
-ALTER TABLE requests ADD COLUMN failed_in TEXT NOT NULL DEFAULT '';
-"""
-"""What version 1 lacks."""
+_SINCE_1 = {
+    "failed_after": "REAL",
+    "failed_in": "TEXT NOT NULL DEFAULT ''",
+    "failed_or_later": "TEXT NOT NULL DEFAULT '[]'",
+}
+"""Columns of `requests` that version 1 lacks."""
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -143,9 +145,9 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         )
     elif application != APPLICATION:
         raise ConfigError(f"{path} is not a trace store: it is another program's database; name another one")
-    elif version == 1:
-        database.executescript(f"BEGIN; {_FROM_1} PRAGMA user_version = {VERSION}; COMMIT;")
-    elif version != VERSION:
+    elif version in (1, VERSION):
+        _complete(database)
+    else:
         raise ConfigError(
             f"trace store {path} has version {version}, this pdserve-traces reads {VERSION}: name another file"
         )
@@ -154,3 +156,11 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         raise sqlite3.DatabaseError(found)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last spans, never the file
+
+
+def _complete(database: sqlite3.Connection) -> None:
+    """Adds the columns that an older file lacks; what is in it stays as it was."""
+    there = {row[1] for row in database.execute("PRAGMA table_info(requests)")}
+    lacks = [f"ALTER TABLE requests ADD COLUMN {name} {kind};" for name, kind in _SINCE_1.items() if name not in there]
+    if lacks:
+        database.executescript(f"BEGIN; {' '.join(lacks)} PRAGMA user_version = {VERSION}; COMMIT;")

@@ -99,12 +99,12 @@ class Writer:
         new = self._database.execute(f"INSERT OR IGNORE INTO spans VALUES ({_marks(len(row))})", row).rowcount == 1
         request = requests.of(span)
         if new and request is not None:
-            values = (
+            values = (  # in the order of the table's columns
                 trace, span.span_id, request.start_ns, request.request_id, request.ttft, request.e2e, request.mode,
                 request.transport, request.model, request.outcome, request.reason, request.fallbacks,
                 request.continuations, request.input_tokens, request.output_tokens, request.kv_bytes,
                 msgspec.json.encode(request.parts).decode(), request.unattributed, request.failed_after,
-                request.failed_in,
+                request.failed_in, msgspec.json.encode(request.failed_or_later).decode(),
             )  # fmt: skip
             self._database.execute(f"INSERT INTO requests VALUES ({_marks(len(values))})", values)
         return new

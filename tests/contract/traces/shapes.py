@@ -105,6 +105,7 @@ REQUEST = record(
     unattributed=MAYBE,
     failed_after=MAYBE,
     failed_in=TEXT,
+    failed_or_later=listed(TEXT),
 )
 OUR_SPAN = record(
     span_id=SPAN_ID,

@@ -64,6 +64,32 @@ async def test_one_trace(rig: Rig) -> None:
     assert wait["duration_us"] == (0.9 * made.MS - made.GAP) / 1000
 
 
+async def test_a_trace_by_its_requests_id(rig: Rig) -> None:
+    """As people write it; of several requests in one trace the one that is called; all traces that it may be."""
+    first, second, third = made.request(1), made.request(2, "write", made.START + 1), made.request(3)
+    for span in (span for spans in second.spans.values() for span in spans):
+        span.trace_id = first.trace_id
+    await rig.export(first, second, third)
+    for called, request, trace in (
+        ("cmpl-2", "cmpl-2", first), ("%20CMPL-1", "cmpl-1", first), (first.hex.upper(), "cmpl-1", first),
+        ("chatcmpl-cmpl-3", "cmpl-3", third),
+    ):  # fmt: skip
+        body = check(await rig.get(f"/api/pdserve/trace/{called}"), shapes.OUR_TRACE)
+        assert (body["request"]["request_id"], body["trace_id"]) == (request, trace.hex)
+    said = check(await rig.get(f"/api/pdserve/trace/{first.hex[:9]}", 400), shapes.FAILURE)["errors"][0]["msg"]
+    assert first.hex in said
+    assert third.hex in said
+
+
+async def test_a_failure_says_how_sure_its_place_is(rig: Rig) -> None:
+    """In the list and in the trace."""
+    await rig.export(made.broken(1), made.request(2))
+    rows = check(await rig.get("/api/pdserve/requests"), shapes.OUR_REQUESTS)["requests"]
+    assert {row["request_id"]: row["failed_or_later"] for row in rows} == {"cmpl-1": ["decode.queue"], "cmpl-2": []}
+    body = check(await rig.get("/api/pdserve/trace/cmpl-1"), shapes.OUR_TRACE)
+    assert body["request"]["failed_or_later"] == ["decode.queue"]
+
+
 async def test_a_trace_of_others_has_no_request(rig: Rig) -> None:
     """It is a trace all the same."""
     trace = made.Made(8)
@@ -90,7 +116,7 @@ async def test_the_parts_over_time(rig: Rig) -> None:
     ("path", "status", "says"),
     [
         ("trace/1234", 404, "trace not found"),
-        ("trace/zz", 400, "not a trace id"),
+        ("trace/zz", 404, "trace not found"),
         ("requests?limit=x", 400, "limit=x"),
         ("requests?limit=10001", 400, "from 1 to 10000"),
         ("parts?window=0", 400, "window=0"),

@@ -13,6 +13,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pdserve.cli.__main__ import main
@@ -65,9 +66,16 @@ def process(file: Path) -> Iterator[Process]:
     running.close()
 
 
-def send(otlp: str, request_id: str) -> str:
+class Alike(RandomIdGenerator):
+    """Trace ids that begin with the same digits."""
+
+    def generate_trace_id(self) -> int:
+        return 0xABCDEF12 << 96 | super().generate_span_id()
+
+
+def send(otlp: str, request_id: str, generator: IdGenerator | None = None) -> str:
     """A request that failed, written by OpenTelemetry's SDK; its trace id."""
-    provider = TracerProvider(resource=Resource({"service.name": "pdserve-proxy"}))
+    provider = TracerProvider(resource=Resource({"service.name": "pdserve-proxy"}), id_generator=generator)
     exporter = OTLPSpanExporter(endpoint=otlp, insecure=True, timeout=WAIT)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
@@ -89,6 +97,7 @@ def test_what_opentelemetry_exports_the_command_shows(
     first, second = send(process.otlp, "cmpl-1"), send(process.otlp, "cmpl-2")
     for words, shown in (
         (["cmpl-1"], first), ([first], first), ([second[:20]], second), (["--last"], second),
+        ([" CMPL-1 "], first), (["chatcmpl-cmpl-2"], second), ([second[:8].upper()], second),
     ):  # fmt: skip
         assert main(["trace", *words, "--traces", process.http]) == 0
         said = capsys.readouterr().out
@@ -125,14 +134,15 @@ def test_what_is_not_there_is_said(
 
 
 def test_an_ambiguous_beginning_is_not_guessed(process: Process, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two traces that begin alike are both named."""
-    traces = sorted(send(process.otlp, f"cmpl-{n}") for n in range(17))  # 16 first digits: two share one
-    digits = [trace[0] for trace in traces]
-    shared = next(digit for digit in digits if digits.count(digit) > 1)
-    assert main(["trace", shared, "--traces", process.http]) == 1
-    said = capsys.readouterr().err
-    assert "say more of it" in said
-    assert sum(trace in said for trace in traces if trace[0] == shared) == 2
+    """Two traces that begin alike are both listed, with their requests."""
+    traces = [send(process.otlp, f"cmpl-{n}", Alike()) for n in (1, 2)]
+    assert main(["trace", "abcdef12", "--traces", process.http]) == 1
+    sentence, *rows = capsys.readouterr().err.splitlines()
+    assert sentence == "pdserve: 'abcdef12' may be any of these: say more of it (INVALID_REQUEST)"
+    for number, trace in enumerate(traces, 1):
+        assert any(trace in row and f"cmpl-{number}" in row for row in rows)
+    assert main(["trace", traces[1][:-1], "--traces", process.http]) == 0
+    assert traces[1] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

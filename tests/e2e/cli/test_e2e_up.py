@@ -219,9 +219,27 @@ def test_when_we_are_killed_the_processes_end_too(state_dir: Path) -> None:
     assert again.end(signal.SIGTERM) == 0, again.out.read_text()
 
 
-def test_the_demo_with_the_sim_engine() -> None:
-    """`pdserve demo --engine sim` keeps every promise and ends with its line."""
+def test_the_demo_with_the_sim_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pdserve demo --engine sim` keeps every promise and ends with what to try next: `pdserve trace --last`, which has
+    the last answer's TTFT and parts as the demo's tables have them, to the microsecond."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where its traces stay
     said = run("demo", "--engine", "sim", timeout=55.0)
     assert said.returncode == 0, said.stdout + said.stderr
-    assert said.stdout.splitlines()[-1] == "demo: 6 answers, 6 identical to the single engine"
+    verdict, _, last = said.stdout.splitlines()[-3:]
+    assert (verdict, last) == ("demo: 6 answers, 6 identical to the single engine", "pdserve trace --last")
     assert "part of TTFT, ms" in said.stdout
+    trace = run(*last.split()[1:])
+    assert trace.returncode == 0, trace.stdout + trace.stderr
+    assert "these are the traces of what ran until " in trace.stderr
+
+    def column(of: str) -> dict[str, str]:
+        """The first and the last number of each line."""
+        found = (re.match(r"(.+?)  +(?:.*  +)?([\d.]+)(?:  +[\d.]+%)?$", line) for line in of.splitlines())
+        names = {"proxy serialization": "proxy.serialization", "RDMA wait (kv.wait)": "kv.wait"}
+        return {names.get(one[1], one[1]): one[2] for one in found if one}
+
+    shown, told = column(trace.stdout.partition("\npart ")[2]), column(said.stdout.partition("\npart of TTFT")[2])
+    assert shown["TTFT"] == told["TTFT"]
+    assert shown == {name: told[name] for name in shown}
+    ttft = round(float(shown.pop("TTFT")) * 1000)
+    assert sum(round(float(ms) * 1000) for ms in shown.values()) == ttft

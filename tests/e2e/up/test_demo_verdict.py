@@ -36,7 +36,7 @@ def demo(folder: Path, lie: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         timeout=55,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(folder)},  # where its traces stay
     )
     kept = re.search(r"^logs are kept in (/tmp/pdserve-demo-\w+)/logs$", said.stdout, re.MULTILINE)
     assert kept, "a demo that fails leaves its logs to be read"

@@ -69,10 +69,22 @@ def test_generate_reads_a_prompt_from_stdin(proxy: FakeProxy, monkeypatch: pytes
     assert len(proxy.requests) == 1
 
 
+def test_a_failed_answer_says_its_request(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, for `pdserve trace`; not with --quiet, and not where nobody has taken the request."""
+    for words, target, told in (
+        ([], proxy.target, True),
+        (["--quiet"], proxy.target, False),
+        ([], "127.0.0.1:1", False),
+    ):
+        proxy.answer("Hel", error=NoEngines("the last decode engine is gone"))
+        assert main(["generate", "Hi", "--target", target, "--timeout", "5", *words]) == 1
+        assert ("request fake-1: see pdserve trace fake-1\n" in capsys.readouterr().err) is told
+
+
 def test_an_error_is_one_sentence_with_its_reason(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
     """A typed error of the proxy is said on stderr, without a traceback, and the exit status is 1."""
     proxy.answer("Hel", error=NoEngines("the last decode engine is gone"))
-    assert main(["generate", "Hi", "--target", proxy.target]) == 1
+    assert main(["generate", "Hi", "--target", proxy.target, "--quiet"]) == 1
     out, err = capsys.readouterr()
     assert out == "Hel"
     assert err == "pdserve: the last decode engine is gone (NO_ENGINES)\n"

@@ -101,11 +101,11 @@ def test_the_tables_show_every_fact() -> None:
     """A row per answer with mode, tokens, recomputed, fallbacks, bytes, speed and transport; parts sum to TTFT."""
     table = demo_check.answers_table([Answer("short", "read", ALONE, completion())])
     assert table.splitlines()[-1].split() == [
-        "short", "read", "shm", "yes", "500", "500", "33", "2", "1", "0", "2949120", "2.95",
+        "short", "read", "shm", "yes", "500.000", "500", "33", "2", "1", "0", "2949120", "2.95",
     ]  # fmt: skip
     parts = demo_check.parts_table([Answer("short", "read", ALONE, completion())])
     rows = dict(line.rsplit(None, 1) for line in parts.splitlines()[2:])
-    assert rows == {"admit": "100", "kv.wait": "300", "unattributed": "100", "TTFT": "500"}
+    assert rows == {"admit": "100.000", "kv.wait": "300.000", "unattributed": "100.000", "TTFT": "500.000"}
 
 
 def test_the_questions_do_not_share_blocks() -> None:

@@ -2,29 +2,22 @@
 
 import http.server
 import json
-import os
-import random
 import re
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdserve.cli import deployment, traces, up
 from pdserve.cli import trace as trace_command
 from pdserve.cli.__main__ import main
-from pdserve.cli.board import Board
-from pdserve.cli.fleet import Fleet
-from pdserve.cli.plan import Ports, Spec, make_plan
-from pdserve.cli.waterfall import Style, listing, picture, whole_microseconds
+from pdserve.cli.waterfall import Style, listing, picture
 from pdserve.proxy.__main__ import EXPORT_DELAY
 from pdserve.rpc.errors import InvalidRequest
 from pdserve.traces import answers, otlp, requests
-from tests.unit.cli.fakes import WAIT, fake_plan
 from tests.unit.traces import made
 
 PLAIN = Style(width=100, blocks=False)
@@ -124,28 +117,68 @@ def test_a_failed_request_shows_where_it_was() -> None:
     trace = told(made.broken(1))
     lines = picture(trace, PLAIN)
     assert "failed: PEER_LOST: gone" in lines
-    assert "in RDMA wait (kv.wait), after 41.000 ms" in lines
+    assert "in RDMA wait (kv.wait) or later, after 41.000 ms" in lines
     at = next(n for n, line in enumerate(lines) if line.lstrip().startswith("kv.wait"))
     assert lines[at + 1].strip() == "! it failed here, or later: decode.queue (nobody has stamped that)"
     assert sum("! " in line for line in lines) == 2
     begin = next(n for n, line in enumerate(lines) if line.startswith("part "))
     assert lines[begin].split() == ["part", "ms", "of", "all"]
     parts = table(lines)
-    assert list(parts)[-2:] == ["RDMA wait (kv.wait), until it failed", "failed after"]
+    assert list(parts)[-2:] == ["RDMA wait (kv.wait) or later, until it failed", "failed after"]
     total = parts.pop("failed after")
     assert round(sum(parts.values()), 3) == total == 41.0
     assert "TTFT" not in "\n".join(lines)
     shown = listing([trace["request"]])
-    assert "PEER_LOST in kv.wait" in shown
+    assert "PEER_LOST in kv.wait or later" in shown
     assert shown.split()[-3:] == ["-", "-", "-"]
 
 
-def test_a_cancelled_request_was_cancelled() -> None:
-    """Its parts are until then."""
+def test_a_part_whose_end_was_seen_is_the_one() -> None:
+    """`or later` is said only where it is not known."""
+    trace = told(made.broken(1))
+    trace["request"]["failed_or_later"] = []
+    said = "\n".join([*picture(trace, PLAIN), listing([trace["request"]])])
+    assert "in RDMA wait (kv.wait), after 41.000 ms" in said
+    assert "RDMA wait (kv.wait), until it failed" in said
+    assert re.search(r"PEER_LOST in kv.wait  ", said)
+
+
+def cancelled() -> dict[str, Any]:
+    """A READ whose client left in kv.wait or later."""
     trace = told(made.broken(1))
     trace["request"] |= {"outcome": "cancelled", "reason": "CANCELLED"}
-    parts = table(picture(trace, PLAIN))
-    assert list(parts)[-2:] == ["RDMA wait (kv.wait), until it was cancelled", "cancelled after"]
+    for span in trace["spans"]:
+        if span["status"] == "error":
+            span["status_message"] = "CANCELLED: the client left"
+    return trace
+
+
+def test_a_cancelled_request_was_cancelled() -> None:
+    """Its parts are until then; nothing is called a failure, nor painted as one."""
+    trace = cancelled()
+    lines = picture(trace, PLAIN)
+    parts = table(lines)
+    assert list(parts)[-2:] == ["RDMA wait (kv.wait) or later, until it was cancelled", "cancelled after"]
+    assert "cancelled: CANCELLED: the client left" in lines
+    at = next(n for n, line in enumerate(lines) if line.lstrip().startswith("kv.wait"))
+    assert lines[at + 1].strip() == "- cancelled here, or later: decode.queue (nobody has stamped that)"
+    assert "fail" not in "\n".join(lines)
+    assert "CANCELLED in kv.wait or later" in listing([trace["request"]])
+    assert "\x1b[31m" not in "".join(picture(trace, Style(width=100, colour=True)))
+    assert "\x1b[31m" in "".join(picture(told(made.broken(1)), Style(width=100, colour=True)))
+
+
+def test_a_request_that_ended_after_its_first_token_says_where() -> None:
+    """In the stream, and after how long; its mode is that of the pair it was on, its parts are of its TTFT."""
+    trace = told(made.request(1))
+    trace["request"] |= {"outcome": "failed", "reason": "ENGINE_DIED", "mode": "none", "e2e": 0.609}
+    attempt = next(span for span in trace["spans"] if span["name"] == "pdserve.attempt")
+    attempt["attributes"]["pdserve.mode"] = "read"
+    lines = picture(trace, PLAIN)
+    assert "in decode.stream, after 609.000 ms" in lines
+    assert "READ over shm" in lines[2]
+    assert "TTFT" in table(lines)
+    assert "decode.stream, after" not in "\n".join(picture(told(made.request(1)), PLAIN))
 
 
 def test_a_retried_request_shows_both_attempts() -> None:
@@ -158,18 +191,6 @@ def test_a_retried_request_shows_both_attempts() -> None:
     ]
     assert "1 fallback," in "\n".join(lines[:4])
     assert table(lines)["retry"] == 3.0
-
-
-def test_the_rounded_parts_sum_to_the_rounded_whole() -> None:
-    """Whatever the parts: none is off by more than a microsecond, and their sum is exact."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    for _ in range(500):
-        ns = [dice.randrange(0, 10 ** dice.randrange(1, 10)) for _ in range(dice.randrange(1, 15))]
-        rounded = whole_microseconds([value / 1e9 for value in ns])
-        assert sum(rounded) == whole_microseconds([sum(ns) / 1e9])[0]
-        assert all(abs(us - value / 1000) <= 1 for us, value in zip(rounded, ns, strict=True))
 
 
 def test_parts_that_do_not_sum_are_not_hidden() -> None:
@@ -257,6 +278,7 @@ def test_where_it_asks(other: str, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--traces", other], "is no trace store of pdserve (UNAVAILABLE)"),
         (["--traces", "127.0.0.1:16686"], "is no address of a trace store"),
         (["--traces", "file:///etc/passwd"], "is no address of a trace store"),
+        (["--traces", "http://127.0.0.1:port"], "is no address of a trace store"),
     ):
         assert main(["trace", "--last", *words]) == 1
         assert says in capsys.readouterr().err
@@ -264,6 +286,8 @@ def test_where_it_asks(other: str, tmp_path: Path, capsys: pytest.CaptureFixture
 
 class Late:
     """A trace store that has a request at the third look, and at the second one of an unknown name."""
+
+    grows = True
 
     def __init__(self) -> None:
         self.looks = 0
@@ -295,96 +319,49 @@ def test_a_request_that_has_just_ended_is_waited_for(monkeypatch: pytest.MonkeyP
         trace_command._trace_id(newest, None)
 
 
-@pytest.mark.parametrize("words", [[], ["a", "--last"], ["--last", "0"], ["--last", "x"]])
-def test_one_of_id_and_last_is_needed(words: list[str]) -> None:
-    """A wrong command line has status 2."""
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "required"),
+        (["a", "--last"], "not allowed with"),
+        (["--last", "0"], "0 is not at least 1"),
+        (["--last", "x"], "invalid"),
+        (["--last", "100000"], "100000 is more than the 10000 that are listed at once"),
+    ],
+)
+def test_one_of_id_and_last_is_needed(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong command line has status 2, and our own words where a number is out of bounds."""
     with pytest.raises(SystemExit) as caught:
         main(["trace", *words])
     assert caught.value.code == 2
+    assert says in capsys.readouterr().err
 
 
-def test_traces_becomes_the_service(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command is replaced by the service, so that signals and the exit status are its own; what follows `--` goes
-    through."""
-    became: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda _, argv: became.append(argv))
-    main(["traces", "--port", "1", "--file", "/x", "--", "--max-age", "9"])
-    assert became[0][1:] == [
-        "-m",
-        "pdserve.traces",
-        "--otlp-port",
-        "4317",
-        "--port",
-        "1",
-        "--file",
-        "/x",
-        "--max-age",
-        "9",
-    ]
-    monkeypatch.setattr(traces, "_NEEDED", ("nothing_of_this_name",))
-    assert main(["traces"]) == 1
-    assert "pip install 'pdserve[node]'" in capsys.readouterr().err
-    assert len(became) == 1
+def test_a_list_has_no_bars_to_draw_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """--last N --whole is refused by name; --last --whole is not, as it draws."""
+    assert main(["trace", "--last", "3", "--whole", "--traces", "http://127.0.0.1:1"]) == 1
+    assert "--whole" in capsys.readouterr().err
+    assert main(["trace", "--last", "--whole", "--traces", "http://127.0.0.1:1"]) == 1
+    assert "no trace store answers" in capsys.readouterr().err
 
 
-def test_the_deployment_that_runs_here_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its record says where its traces are; one without a trace store is said to have none."""
-    spec = Spec(engine="sim", served_name="m")
-    for traces_of, says in (
-        (replace(spec, traces=True), "no trace store answers at http://127.0.0.1:1:"),
-        (spec, "this deployment keeps no traces (--no-traces)"),
-    ):
-        plan = make_plan(traces_of, tmp_path, Ports(2, 3, 4, (5, 6), 7, 1), "python", ())
-        with deployment.claimed(tmp_path):
-            deployment.publish(tmp_path, plan, {}, {})
-            assert main(["trace", "--last", "--state-dir", str(tmp_path)]) == 1
-            assert says in capsys.readouterr().err
+def test_a_port_that_speaks_no_http_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence instead of a traceback, as when gRPC's port is named."""
 
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1024)
+            self.request.sendall(b"SSH-2.0-nothing of HTTP\r\n")
 
-def test_a_deployment_with_traces_has_one_process_more() -> None:
-    """The store starts before the proxy, in the state folder and bounded; the proxy alone is told where to send."""
-    ports = Ports(1, 2, 3, (4, 5), 6, 7)
-    plan = make_plan(Spec(engine="sim", traces=True), Path("/tmp/s"), ports, "python", ())
-    assert [process.name for process in plan.processes][-2:] == ["traces", "proxy"]
-    store, proxy = plan.processes[-2:]
-    assert store.argv[1:] == (
-        "-m", "pdserve.traces", "--host", "127.0.0.1", "--otlp-port", "6", "--port", "7",
-        "--file", "/tmp/s/traces.sqlite", "--max-bytes", str(64 << 20),
-    )  # fmt: skip
-    assert (store.target, plan.traces) == ("127.0.0.1:6", "http://127.0.0.1:7")
-    assert [p.name for p in plan.processes if "OTEL_EXPORTER_OTLP_ENDPOINT" in p.env] == ["proxy"]
-    assert proxy.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:6"
-    assert plan.traces in up.how_to_call(plan, "")
-    body = re.search(r"-d '(.*)'", up.how_to_call(plan, ""))
-    assert body is not None
-    assert json.loads(body[1])["max_tokens"] == 32
-    alone = make_plan(Spec(engine="sim"), Path("/tmp/s"), ports, "python", ())
-    assert len(alone.processes) == len(plan.processes) - 1
-    assert "trace" not in up.how_to_call(alone, "")
-
-
-@pytest.mark.parametrize(
-    ("environ", "says"),
-    [
-        ({}, ""),
-        ({"OTEL_SDK_DISABLED": "false"}, ""),
-        ({"OTEL_SDK_DISABLED": "true"}, "nowhere, as OTEL_SDK_DISABLED says"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"}, "http://a:4317, as OTEL_EXPORTER_OTLP_ENDPOINT says"),
-        (
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b"},
-            "http://b, as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says",
-        ),
-    ],
-)
-def test_traces_that_go_elsewhere_stay_there(environ: dict[str, str], says: str) -> None:
-    """Somebody who has a collector gets no second store; the words say which variable decided."""
-    assert up.traces_go_to(environ) == says
-
-
-async def test_the_trace_store_is_the_last_to_go(folder: Path, board: Board) -> None:
-    """It takes what the proxy says when that ends, so it is drained after everything else."""
-    async with Fleet(fake_plan(folder, traces=True), board, grace=WAIT) as fleet:
-        await fleet.start(WAIT)
-        assert "traces" in fleet.pids
-    order = (folder / "order").read_text().split()
-    assert (order[0], order[-2:]) == ("proxy", ["kvd", "traces"])
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            assert main(["trace", "--last", "--traces", address]) == 1
+        finally:
+            server.shutdown()
+            thread.join()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"what answers at {address} speaks no HTTP, so it is no trace store (UNAVAILABLE)" in said

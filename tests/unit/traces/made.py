@@ -208,8 +208,10 @@ def broken(number: int = 1, start: int = START) -> Made:
         pdserve__outcome="failed", error__type="PEER_LOST", gen_ai__request__model="m", pdserve__failed_in="kv.wait",
         pdserve__failed_after=0.041,
     )  # fmt: skip
-    root.attributes.extend(pairs(said | {"pdserve.failed_after.unattributed": 0.001}))
+    or_later = {"pdserve.failed_in.or_later": ["decode.queue"]}
+    root.attributes.extend(pairs(said | or_later | {"pdserve.failed_after.unattributed": 0.001}))
     attempt = made.span("attempt", PROXY, 2 * MS, 41 * MS, root, kind=3, pdserve__failed_in="kv.wait")
+    attempt.attributes.extend(pairs(or_later))
     made.span("prefill.forward", PREFILL, 3 * MS, 21 * MS - GAP, attempt)
     wait = made.span("kv.wait", DECODE, 21 * MS, 41 * MS, attempt, pdserve__failed_in__or_later=["decode.queue"])
     for span in (root, attempt, wait):

@@ -108,8 +108,9 @@ def test_requests_are_filtered(file: File) -> None:
     assert len(reader.requests(10, model="m")) == 3
     assert [row.request_id for row in reader.requests(10, called="cmpl-1")] == ["cmpl-1"]
     assert [row.request_id for row in reader.requests(10, called=made.Made(2).hex)] == ["cmpl-2"]
-    assert len(reader.requests(10, called="abc")) == 3
     assert reader.requests(10, called="cmpl") == []
+    assert reader.requests(10, called="abc") == [], "fewer than eight digits"
+    assert len(reader.requests(10, called=made.Made(1).hex[:8])) == 3
     assert [timing.ttft for timing in reader.timings(0, "write")] == [made.total(made.WRITE) / 1e9]
     assert len(reader.timings(0)) == 2
 

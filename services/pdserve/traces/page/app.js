@@ -81,5 +81,20 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
+const open = document.querySelector(".open");
+open.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const id = open.elements.id.value.trim();
+  if (!id) return;
+  open.reset();
+  open.elements.id.blur(); // so that the view which opens takes the focus
+  location.hash = `#/request/${encodeURIComponent(id)}`;
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest?.("input, select, textarea")) return;
+  event.preventDefault();
+  open.elements.id.focus();
+});
 history.scrollRestoration = "manual";
 show();

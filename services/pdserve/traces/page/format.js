@@ -5,8 +5,20 @@ const US = "en-US"; // one way of writing numbers for everybody: they are compar
 /** Milliseconds of a duration in seconds, without the unit; a dash where nothing was stamped. */
 export function ms(seconds, digits = 3) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
-  return (seconds * 1000).toLocaleString(US, { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const value = digits === 3 ? microseconds(seconds) / 1000 : seconds * 1000;
+  return value.toLocaleString(US, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
+
+/** Whole microseconds of the whole nanoseconds that stamps have, half to even: `pdserve trace` rounds alike. */
+export function microseconds(seconds) {
+  const ns = nanoseconds(Math.abs(seconds));
+  const whole = Math.floor(ns / 1000);
+  const rest = ns - 1000 * whole;
+  const us = whole + (rest > 500 || (rest === 500 && whole % 2 === 1) ? 1 : 0);
+  return seconds < 0 ? -us : us;
+}
+
+const nanoseconds = (seconds) => Math.round(seconds * 1e9);
 
 /** The same with a sign, for differences. */
 export function signed(seconds, digits = 3) {
@@ -74,19 +86,15 @@ export function tick(seconds) {
   return Number((seconds * 1000).toPrecision(6)).toLocaleString(US, { maximumFractionDigits: 6 });
 }
 
-/** Whole microseconds whose sum is that of `total`: what rounding would lose goes to the largest
-    remainders. Null where the values do not add up to `total` to begin with. */
+/** Whole microseconds whose sum is that of `total`: what rounding down loses goes to the largest remainders, among
+    equals to the first, as `pdserve trace` does it. Null where the values do not add up to `total` to begin with. */
 export function apportion(values, total) {
-  const exact = values.map((value) => value * 1e6);
-  const whole = Math.round(total * 1e6);
-  if (Math.abs(exact.reduce((sum, value) => sum + value, 0) - total * 1e6) > 0.5) return null;
-  const floors = exact.map((value) => Math.floor(value + 1e-6));
-  let rest = whole - floors.reduce((sum, value) => sum + value, 0);
-  const order = exact.map((value, index) => [value - floors[index], index]).sort((a, b) => b[0] - a[0]);
-  for (const [, index] of order) {
-    if (rest <= 0) break;
-    floors[index] += 1;
-    rest -= 1;
-  }
-  return rest === 0 ? floors : null;
+  const exact = values.map(nanoseconds);
+  if (Math.abs(exact.reduce((sum, ns) => sum + ns, 0) - nanoseconds(total)) > 500) return null;
+  const shares = exact.map((ns) => Math.floor(ns / 1000));
+  const left = microseconds(total) - shares.reduce((sum, us) => sum + us, 0);
+  const order = exact.map((ns, index) => [ns - 1000 * shares[index], index]).sort((a, b) => b[0] - a[0]);
+  for (const [, index] of order.slice(0, Math.max(left, 0))) shares[index] += 1;
+  if (left < 0) shares[shares.indexOf(Math.max(...shares))] += left; // the whole is a little less than its parts
+  return shares;
 }

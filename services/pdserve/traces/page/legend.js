@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { ms, percent } from "./format.js";
-import { GROUPS, byGroup, shares, swatch } from "./parts.js";
+import { GROUPS, byGroup, exactParts, shares, swatch } from "./parts.js";
 
 /** The legend; it has the numbers of the row that the pointer or the focus is on, else of all rows. */
 export function readout() {
@@ -16,11 +16,11 @@ export function readout() {
   let row = null;
   let all = {};
   function draw() {
-    const sums = row ? byGroup(row) : all;
+    const sums = row ? byGroup(exactly(row)) : all;
     element.classList.toggle("of-row", row !== null);
     for (const [name, value] of values) {
       if (!(name in sums)) value.textContent = "–";
-      else if (row) value.textContent = `${ms(sums[name], 2)} ms`;
+      else if (row) value.textContent = `${ms(sums[name])} ms`;
       else value.replaceChildren(percent(sums[name], 1), h("span", { class: "of", text: " of all" }));
     }
   }
@@ -35,4 +35,10 @@ export function readout() {
       if (!row) draw();
     },
   };
+}
+
+/** The request with its parts as its own table writes them. */
+function exactly(request) {
+  const { unattributed, ...parts } = exactParts(request);
+  return { ...request, parts, unattributed };
 }

@@ -2,7 +2,7 @@
 // but for `stack`, which draws them.
 
 import { h } from "./dom.js";
-import { ms } from "./format.js";
+import { apportion, microseconds, ms } from "./format.js";
 
 /** In the order in which a request passes them: part, group. */
 const ORDER = [
@@ -57,6 +57,22 @@ export function partsOf(request) {
   return [...named.filter((part) => !broken(part)), ...rest, ...named.filter(broken)];
 }
 
+/** Seconds of each part and of what is unattributed, as its table writes them: whole microseconds that add up. */
+export function exactParts(request) {
+  const given = { ...request.parts, unattributed: request.unattributed ?? 0 };
+  const whole = hasFailed(request) ? request.failed_after : request.ttft;
+  const shares = typeof whole === "number" ? apportion(Object.values(given), whole) : null;
+  return Object.fromEntries(
+    Object.entries(given).map(([name, seconds], index) => [name, (shares ? shares[index] : microseconds(seconds)) / 1e6]),
+  );
+}
+
+/** Where a request ended; "or later", where nobody has seen the end of that part. */
+export const placeOf = (request) => title(request.failed_in) + (request.failed_or_later?.length ? " or later" : "");
+
+/** Whether its client left: it ended then, and nothing failed. */
+export const wasCancelled = (request) => request.outcome === "cancelled";
+
 /** Whether it ended before its first token, and says where: its parts are no parts of a TTFT then. */
 export const hasFailed = (request) => Boolean(request.failed_in) && typeof request.failed_after === "number";
 
@@ -70,8 +86,11 @@ export function byGroup(request) {
 /** A bar of the parts, `full` seconds wide; longer ones are cut off and say so. */
 export function stack(request, full, { labels = false } = {}) {
   const parts = partsOf(request).filter(([, seconds]) => seconds > 0);
+  const calm = wasCancelled(request);
+  const exact = typeof request.ttft === "number" || hasFailed(request) ? exactParts(request) : {};
+  const there = `, where it ${calm ? "was cancelled" : "failed"}${request.failed_or_later?.length ? ", or later" : ""}`;
   const words = (name, seconds) =>
-    `${title(name)} ${ms(seconds)} ms${name === request.failed_in ? ", where it failed" : ""}`;
+    `${title(name)} ${ms(exact[name] ?? seconds)} ms${name === request.failed_in ? there : ""}`;
   const said = parts.map(([name, seconds]) => words(name, seconds)).join(", ");
   const bar = h("div", { class: "stack", role: "img", "aria-label": said || "no parts" });
   let left = 0;
@@ -85,7 +104,7 @@ export function stack(request, full, { labels = false } = {}) {
       h(
         "span",
         {
-          class: `seg g-${group(name)}${share < 1 ? " thin" : ""}${name === request.failed_in ? " broken" : ""}`,
+          class: `seg g-${group(name)}${share < 1 ? " thin" : ""}${name === request.failed_in ? (calm ? " left" : " broken") : ""}`,
           "data-part": name,
           title: words(name, seconds),
           style: { width: `${share}%` },
@@ -94,7 +113,8 @@ export function stack(request, full, { labels = false } = {}) {
       ),
     );
   }
-  if (request.failed_in) bar.append(h("span", { class: "end", "aria-hidden": "true", text: "✕" }));
+  if (request.failed_in)
+    bar.append(h("span", { class: calm ? "end calm" : "end", "aria-hidden": "true", text: calm ? "⊘" : "✕" }));
   return bar;
 }
 

@@ -2,10 +2,10 @@
 
 import { ApiError, get } from "./api.js";
 import { h } from "./dom.js";
-import { apportion, bytes, clock, count, day, ms, percent, plural } from "./format.js";
-import { brokenAt, ending, failure } from "./failure.js";
+import { bytes, clock, count, day, microseconds, ms, percent, plural } from "./format.js";
+import { brokenAt, ending, failure, leftBy } from "./failure.js";
 import { formulaOf } from "./formula.js";
-import { group, hasFailed, partsOf, stack, swatch, title } from "./parts.js";
+import { exactParts, group, hasFailed, partsOf, placeOf, stack, swatch, title, wasCancelled } from "./parts.js";
 import { modeName, outcomeMark, tries } from "./row.js";
 import { below, isError, waterfall } from "./waterfall.js";
 
@@ -16,12 +16,14 @@ export function oneRequest(root, { rest, signal, failed, from }) {
   document.addEventListener(
     "keydown",
     (event) => {
-      if (event.key === "Escape" && !event.defaultPrevented && !event.target.closest?.("select")) back();
+      if (event.key === "Escape" && !event.defaultPrevented && !event.target.closest?.("select, input")) back();
     },
     { signal },
   );
   const heading = h("h1", { tabindex: "-1", class: "id", text: called || id });
-  const trace = h("span", { class: "trace" }, "trace ", h("code", { text: id }));
+  const named = h("code", {});
+  const trace = h("span", { class: "trace", hidden: true }, "trace ", named);
+  const json = h("a", { class: "json", hidden: true, text: "JSON for Jaeger" });
   const body = h("div", { class: "one" });
   root.append(
     h(
@@ -35,7 +37,7 @@ export function oneRequest(root, { rest, signal, failed, from }) {
       }),
       heading,
       trace,
-      h("a", { class: "json", href: `/api/traces/${encodeURIComponent(id)}`, text: "JSON for Jaeger" }),
+      json,
     ),
     body,
   );
@@ -46,14 +48,19 @@ export function oneRequest(root, { rest, signal, failed, from }) {
       const answer = await get(`/api/pdserve/trace/${encodeURIComponent(id)}`, {}, "spans", signal);
       if (called && answer.request?.request_id !== called) answer.request = await other();
       failed(null);
+      named.textContent = answer.trace_id;
+      json.href = `/api/traces/${encodeURIComponent(answer.trace_id)}`;
+      trace.hidden = json.hidden = false;
       const name = answer.request?.request_id || answer.trace_id || id;
       heading.textContent = name;
       document.title = `${name} · pdserve traces`;
       body.replaceChildren(...whole(answer));
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 404) body.replaceChildren(absent());
-      else failed(error);
+      if (error instanceof ApiError && error.status === 404) {
+        failed(null);
+        body.replaceChildren(absent());
+      } else failed(error);
     }
   }
 
@@ -141,11 +148,13 @@ function facts(request, attributes) {
     ["whole request", `${ms(request.e2e)} ms`],
     ["started", `${day(request.start_us)} ${clock(request.start_us)}`],
   ];
+  if (request.outcome !== "finished" && typeof request.ttft === "number")
+    entries.splice(1, 0, ["ended", `in decode.stream, after ${ms(request.e2e)} ms`]);
   if (request.outcome !== "finished" && request.reason) {
     const said = attributes["pdserve.error"];
     entries.splice(1, 0, [
       "reason",
-      h("span", { class: "why", text: said ? `${request.reason}: ${said}` : request.reason }),
+      h("span", { class: wasCancelled(request) ? "why calm" : "why", text: said ? `${request.reason}: ${said}` : request.reason }),
     ]);
   }
   return h(
@@ -156,11 +165,12 @@ function facts(request, attributes) {
 }
 
 function figures(request) {
+  const exact = exactParts(request);
   const shown = [
     ["time to first token", request.ttft, "all"],
-    ["proxy serialization", request.parts?.["proxy.serialization"], "serialization"],
-    ["RDMA wait", request.parts?.["kv.wait"], "rdma"],
-    ["unattributed", request.unattributed, "unattributed"],
+    ["proxy serialization", exact["proxy.serialization"], "serialization"],
+    ["RDMA wait", exact["kv.wait"], "rdma"],
+    ["unattributed", request.unattributed === null ? null : exact.unattributed, "unattributed"],
   ];
   return h(
     "dl",
@@ -188,11 +198,11 @@ function partsTable(request) {
   const rest = request.unattributed ?? 0; // null where there was no first token
   const failed = hasFailed(request);
   const whole = failed ? request.failed_after : request.ttft;
-  const exact =
-    whole === null || whole === undefined ? null : apportion([...parts.map(([, each]) => each), rest], whole);
-  const shown = (index, seconds) => ms(exact ? exact[index] / 1e6 : seconds);
+  const exact = exactParts(request);
   const sum = parts.reduce((all, [, each]) => all + each, 0);
-  const exactSum = exact ? exact.slice(0, -1).reduce((all, each) => all + each, 0) / 1e6 : sum;
+  const exactSum = parts.reduce((all, [name]) => all + exact[name], 0);
+  const off =
+    whole !== null && whole !== undefined && microseconds(exactSum + exact.unattributed) !== microseconds(whole);
   const line = (name, value, share, kind = "", swatched = null) =>
     h(
       "tr",
@@ -201,18 +211,17 @@ function partsTable(request) {
       h("td", { class: "num", text: value }),
       h("td", { class: "num", text: share }),
     );
-  const rows = parts.map(([name, seconds], index) =>
+  const rows = parts.map(([name, seconds]) =>
     name === request.failed_in
       ? line(
-          `✕ ${title(name)}, until it ${ending(request)}`,
-          shown(index, seconds),
+          `${wasCancelled(request) ? "⊘" : "✕"} ${placeOf(request)}, until it ${ending(request)}`,
+          ms(exact[name]),
           percent(seconds, whole),
-          "p-broken",
+          wasCancelled(request) ? "p-left" : "p-broken",
           swatch(group(name)),
         )
-      : line(title(name), shown(index, seconds), percent(seconds, whole), `p-${group(name)}`, swatch(group(name))),
+      : line(title(name), ms(exact[name]), percent(seconds, whole), `p-${group(name)}`, swatch(group(name))),
   );
-  const off = whole !== null && whole !== undefined && !exact;
   return h(
     "section",
     { class: "parts", "aria-label": "Parts" },
@@ -238,7 +247,7 @@ function partsTable(request) {
         line("sum of parts", ms(exactSum), percent(sum, whole)),
         line(
           "unattributed",
-          shown(parts.length, request.unattributed),
+          request.unattributed === null ? ms(null) : ms(exact.unattributed),
           percent(request.unattributed, whole),
           "",
           swatch("unattributed"),
@@ -282,15 +291,15 @@ function attemptsOf(spans) {
           "li",
           {},
           h("span", {
-            class: isError(span) ? "outcome o-failed" : "outcome o-finished",
-            text: isError(span) ? "✕ failed" : "✓ answered",
+            class: `outcome o-${leftBy(span) ? "cancelled" : isError(span) ? "failed" : "finished"}`,
+            text: leftBy(span) ? "⊘ cancelled" : isError(span) ? "✕ failed" : "✓ answered",
           }),
           h("span", { class: "num", text: `${ms(span.duration_us / 1e6)} ms` }),
           brokenAt(span, spans),
           engines.length ? h("code", { text: engines.map((each) => String(each).slice(0, 8)).join(" → ") }) : null,
           isError(span)
             ? h("span", {
-                class: "why",
+                class: leftBy(span) ? "why calm" : "why",
                 text: span.status_message || span.attributes?.["error.type"] || "no cause was given",
               })
             : null,

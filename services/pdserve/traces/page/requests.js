@@ -8,7 +8,7 @@ import { byGroup, swatch } from "./parts.js";
 import { OUTCOMES, newRow } from "./row.js";
 
 const EVERY_MS = 2000;
-const LIMIT = 50;
+const LIMITS = [50, 200, 1000]; // how many are shown, and what "Show more" goes to
 const MODES = [
   ["", "any mode"],
   ["read", "READ"],
@@ -17,7 +17,7 @@ const MODES = [
 ];
 
 /** What the view looked like when it was left, so that coming back shows the same at once. */
-const left = { answer: null, key: "", row: "", models: new Set(), paused: false };
+const left = { answer: null, key: "", row: "", models: new Set(), paused: false, limit: LIMITS[0] };
 
 export function requests(root, { params, signal, failed, replace }) {
   const filter = {
@@ -34,8 +34,9 @@ export function requests(root, { params, signal, failed, replace }) {
     class: "keys",
     id: "list-keys",
     hidden: true,
-    text: "↑ ↓ move · Enter opens · Esc comes back",
+    text: "↑ ↓ move · Enter opens · Esc comes back · / opens an id",
   });
+  const more = h("p", { class: "more", role: "status", hidden: true });
   const state = h("span", { class: "state", text: "loading" });
   const change = (name) => (value) => {
     filter[name] = value;
@@ -99,6 +100,7 @@ export function requests(root, { params, signal, failed, replace }) {
       ),
       body,
     ),
+    more,
     empty,
     keys,
   );
@@ -111,8 +113,28 @@ export function requests(root, { params, signal, failed, replace }) {
     state.textContent = left.paused ? `paused at ${clock(left.at, false)}` : `updated ${clock(left.at, false)}`;
   }
 
+  /** One more is asked for than is shown: then there are more. */
+  function tellMore(cut) {
+    const next = LIMITS.find((each) => each > left.limit);
+    const key = cut ? `${left.limit}` : "";
+    more.hidden = !cut;
+    if (more.dataset.key === key) return;
+    more.dataset.key = key;
+    more.replaceChildren(
+      `These are the newest ${count(left.limit)}; there are more. `,
+      next
+        ? h("button", {
+            type: "button",
+            text: `Show ${count(next)}`,
+            on: { click: () => ((left.limit = next), loop.now()) },
+          })
+        : "Filters, or the id of one above, find others.",
+    );
+  }
+
   function draw(answer) {
-    const shown = answer.requests;
+    const shown = answer.requests.slice(0, left.limit);
+    tellMore(answer.requests.length > left.limit);
     const scale = scaleOf(shown);
     const key = JSON.stringify(scale);
     if (axis.dataset.key !== key) {
@@ -145,9 +167,9 @@ export function requests(root, { params, signal, failed, replace }) {
   }
 
   async function once() {
-    const asked = JSON.stringify(filter);
-    const answer = await get("/api/pdserve/requests", { limit: LIMIT, ...filter }, "requests", signal);
-    if (asked !== JSON.stringify(filter)) return; // a filter was changed meanwhile; its own answer comes
+    const [asked, limit] = [JSON.stringify(filter), left.limit];
+    const answer = await get("/api/pdserve/requests", { limit: limit + 1, ...filter }, "requests", signal);
+    if (asked !== JSON.stringify(filter) || limit !== left.limit) return; // a filter was changed meanwhile; its own answer comes
     Object.assign(left, { answer, key: asked, at: Date.now() * 1000 });
     draw(answer);
     tellState();

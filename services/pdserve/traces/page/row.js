@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { clock, count, day, ms, plural } from "./format.js";
-import { hasFailed, stack, title } from "./parts.js";
+import { exactParts, hasFailed, placeOf, stack } from "./parts.js";
 
 export const OUTCOMES = { finished: "✓", failed: "✕", cancelled: "⊘" };
 
@@ -63,10 +63,10 @@ export function newRow(legend, opened) {
       h("span", { class: "out", text: count(next.output_tokens) }),
     );
     // Of a request without a first token they are no parts of a TTFT: its bar has them.
-    const parts = hasFailed(next) ? {} : (next.parts ?? {});
-    cells.ser.textContent = ms(parts["proxy.serialization"], 2);
-    cells.rdma.textContent = ms(parts["kv.wait"], 2);
-    cells.ttft.textContent = ms(next.ttft, 2);
+    const parts = hasFailed(next) ? {} : exactParts(next);
+    cells.ser.textContent = ms(parts["proxy.serialization"]);
+    cells.rdma.textContent = ms(parts["kv.wait"]);
+    cells.ttft.textContent = ms(next.ttft);
     for (const [name, seconds] of [
       ["ttft", next.ttft],
       ["ser", parts["proxy.serialization"]],
@@ -82,9 +82,9 @@ export function newRow(legend, opened) {
   return { element, set };
 }
 
-/** Where a request failed, and when; nothing where it has not said. */
+/** Where a request ended, and when; nothing where it has not said. */
 const where = (request) =>
-  hasFailed(request) ? ` in ${title(request.failed_in)} after ${ms(request.failed_after, 2)} ms` : "";
+  hasFailed(request) ? ` in ${placeOf(request)} after ${ms(request.failed_after)} ms` : "";
 
 /** What went wrong on the way to an answer, in words. */
 export function tries(request) {

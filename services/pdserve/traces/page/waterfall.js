@@ -1,7 +1,7 @@
 // Owns the waterfall of one trace: which span is below which, and the rows that show them to scale.
 
 import { arrows, h, unseen } from "./dom.js";
-import { partsSaid } from "./failure.js";
+import { leftBy, partsSaid } from "./failure.js";
 import { count, ms, tick, ticks } from "./format.js";
 import { group } from "./parts.js";
 
@@ -137,17 +137,18 @@ function causeOf(span, above) {
   const later = partsSaid(span.attributes, "pdserve.failed_in.or_later");
   const never = partsSaid(span.attributes, "pdserve.unstamped");
   return [
-    "it failed here",
+    leftBy(span) ? "cancelled here" : "it failed here",
     later.length ? `, or later: ${later.join(", ")} (nobody has stamped that)` : "",
     never.length ? `; not stamped before: ${never.join(", ")}` : "",
   ].join("");
 }
 
 function row({ span, depth, orphan }, above, start, focus) {
-  const broken = isError(span) && !WHOLE.has(span.name) ? " broken" : "";
+  const ended = isError(span);
+  const failed = ended && !leftBy(span);
+  const broken = ended && !WHOLE.has(span.name) ? (failed ? " broken" : " left") : "";
   const bar = h("span", { class: `span-bar ${colour(span)}${span.critical ? " critical" : ""}${broken}` });
   const marks = (span.events ?? []).map((event) => [event, h("span", { class: "event", title: event.name })]);
-  const failed = isError(span);
   const why = causeOf(span, above);
   const id = `span-${span.span_id}`;
   const button = h(
@@ -165,6 +166,7 @@ function row({ span, depth, orphan }, above, start, focus) {
       { class: "name" },
       unseen(`level ${depth + 1}: `),
       failed ? h("span", { class: "bad", "aria-hidden": "true", text: "✕ " }) : null,
+      ended && !failed ? h("span", { "aria-hidden": "true", text: "⊘ " }) : null,
       span.name.startsWith(PREFIX) ? span.name.slice(PREFIX.length) : span.name,
     ),
     h(
@@ -181,7 +183,7 @@ function row({ span, depth, orphan }, above, start, focus) {
     ),
     h("span", { class: "num" }, ms(span.duration_us / 1e6), unseen(" milliseconds")),
     span.critical ? unseen(", on the critical path") : null,
-    failed ? h("span", { class: "cause", text: why }) : null,
+    ended ? h("span", { class: failed ? "cause" : "cause calm", text: why }) : null,
     orphan ? h("span", { class: "cause", text: `its parent ${span.parent_id} is not stored` }) : null,
   );
   const inside = h("div", { class: "inside", id, hidden: true });
