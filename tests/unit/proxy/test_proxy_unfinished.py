@@ -225,6 +225,18 @@ async def test_engines_that_leave_while_they_are_waited_for() -> None:
     assert found.last.part == "prefill.hop"
 
 
+async def test_a_client_that_leaves_before_anything_is_asked() -> None:
+    """Its engines were chosen and no leg was opened: it ended in route, drawn with the error; no attempt is."""
+    rig = Rig()
+    events = rig.driver.run(rig.job())
+    await anext(events)
+    await events.aclose()
+    spans = spans_of(rig.ended[0], 0)
+    assert spans[0].attributes[names.FAILED_IN] == "route"
+    assert [span.name for span in spans if span.status.failed] == [names.REQUEST, "pdserve.route"]
+    assert names.ATTEMPT not in {span.name for span in spans}
+
+
 def test_where_a_third_pair_did_not_come() -> None:
     """Also after a second attempt, whose own beginning is then behind."""
     second = tried({}, began_ns=101 * MS, dispatched_ns=110 * MS, ended_ns=150 * MS)

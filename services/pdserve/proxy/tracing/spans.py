@@ -42,6 +42,8 @@ def spans_of(ended: Ended, offset_ns: int) -> list[Span]:
     root.children += _head(ended)
     at = root.children[-1].window.end_ns if root.children else received
     for number, tried in enumerate(ended.attempts, 1):
+        if not _made(tried):
+            continue
         attempt = _attempt(ended, tried, number, at)
         stream = _stream(ended, tried, number, attempt.window.end_ns)
         root.children += [attempt, stream]
@@ -57,15 +59,20 @@ def _status(reason: str, message: str) -> Status:
 
 
 def _head(ended: Ended) -> list[Draft]:
-    """What came before the first attempt; where there was none, the last of it is where the request ended."""
+    """What came before the first attempt; where none was made, the last of it is where the request ended."""
     points = ended.points
-    way = unfinished.of_request(ended) if not ended.attempts else None
+    way = None if any(map(_made, ended.attempts)) else unfinished.of_request(ended)
     cut = way.passed if way else parts.intervals(points, parts.HEAD, points[Point.RECEIVED], ended.ended_ns)
     found = [_part(ended, "", i.part, _PROXY, Window(i.start_ns, i.end_ns)) for i in cut if i.part]
     if way is not None:
         last = way.last
         found.append(_failed(ended, "", last.part, _PROXY, Window(last.start_ns, last.end_ns)))
     return found
+
+
+def _made(tried: Tried) -> bool:
+    """Whether its legs were opened. Else its engines had been chosen, and the request ended there."""
+    return bool(tried.course.dispatched_ns)
 
 
 def _attempt(ended: Ended, tried: Tried, number: int, after_ns: int) -> Draft:
