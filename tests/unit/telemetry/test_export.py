@@ -112,7 +112,7 @@ async def test_a_collector_that_is_away_costs_counters(collector: Collector, mon
             before = time.perf_counter()
             exporter.send([span(number * 5 + extra + 1) for extra in range(5)])
             longest = max(longest, time.perf_counter() - before)
-        assert longest < 0.2, "nobody waits for a collector"
+        assert longest < 1.0, "nobody waits for a collector: that would take its timeout"
         assert exporter.counts.dropped >= 30 * 5 - QUICK.queue - QUICK.batch
         assert exporter.counts.dropped % 5 == 0
         await _until(lambda: exporter.counts.failed >= 2 * QUICK.batch)
