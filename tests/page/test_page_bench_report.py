@@ -9,10 +9,9 @@ from tests.page.browser import Page
 from tests.unit.bench.bench_report_examples import COLOCATED, READ, WRITE, example, partial
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1280, False)])
-async def test_the_report_fits_its_window(page: Page, tmp_path: Path, width: int, dark: bool) -> None:
-    """Nothing runs past the window's edge, the drawing that suits it is shown, and the browser has no complaint: its
-    policy, which forbids everything from outside, was never touched."""
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawn once: three configurations, one with a label that is hard to break, one partial."""
     results = [
         example(
             COLOCATED, (2.0, 8.0), requests=20, tokens=6, label="a label that has no place to break " * 3 + "x" * 90
@@ -20,10 +19,17 @@ async def test_the_report_fits_its_window(page: Page, tmp_path: Path, width: int
         example(READ, (2.0, 8.0), requests=20, tokens=6),
         partial(example(WRITE, (2.0, 8.0), requests=20, tokens=6, failing=0.2)),
     ]
-    path = tmp_path / "report.html"
+    path = tmp_path_factory.mktemp("report") / "report.html"
     write_html(results, path)
+    return path
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1280, False)])
+async def test_the_report_fits_its_window(page: Page, report: Path, width: int, dark: bool) -> None:
+    """Nothing runs past the window's edge, the drawing that suits it is shown, and the browser has no complaint: its
+    policy, which forbids everything from outside, was never touched."""
     await page.size(width, dark=dark)
-    await page.goto(path.as_uri())
+    await page.goto(report.as_uri())
     await page.until("document.readyState === 'complete' && document.querySelector('h1')")
     await page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert await page.run("document.documentElement.scrollWidth") <= width

@@ -4,6 +4,7 @@ Real: the command, every process that it starts, gRPC, arrivals, the KV hand-ove
 a fifth of the published ones.
 """
 
+import argparse
 import json
 import os
 import re
@@ -19,6 +20,9 @@ from statistics import median
 
 import pytest
 
+from pdserve.bench import machine
+from pdserve.bench.compare import command, folder
+from pdserve.bench.compare.objectives import Sample, calibrated, slo_of
 from pdserve.bench.results import load
 
 COMPARE = (sys.executable, "-m", "pdserve.bench.compare")
@@ -53,6 +57,17 @@ def _mine(mark: str) -> list[str]:
     return [line for _, line in _running(mark)]
 
 
+def _calibrated(words: list[str], rest: list[str], path: Path) -> None:
+    """Leaves a comparison that has its objectives already: what follows starts one deployment less."""
+    parser = argparse.ArgumentParser()
+    command.arguments(parser)
+    args = parser.parse_args(words)
+    args.rest = rest
+    with folder.opened(path, command.settings_of(args), machine.here()) as kept:
+        found = calibrated([Sample(1.0, (0.1,))], 2)
+        kept.keep(calibration=found, slo=slo_of(found))
+
+
 @dataclass(frozen=True)
 class Compared:
     """A comparison of (b) and (d) that has ended."""
@@ -70,10 +85,10 @@ class Compared:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """Measured once for this file."""
-    folder = tmp_path_factory.mktemp("compared")
-    done = _compare("--configurations", "b", "d", "--out", str(folder))
+    path = tmp_path_factory.mktemp("compared")
+    done = _compare("--configurations", "b", "d", "--out", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
-    return Compared(folder, done.stdout)
+    return Compared(path, done.stdout)
 
 
 def test_objectives_come_first_then_each_configuration_by_itself(compared: Compared) -> None:
@@ -126,61 +141,60 @@ def test_it_ends_with_tables_and_a_report(compared: Compared) -> None:
     assert "<html" in (compared.folder / "report.html").read_text()
 
 
-def test_started_again_it_measures_nothing_twice(compared: Compared) -> None:
-    """Everything is there: no deployment is started, and the tables are the same."""
-    again = _compare("--configurations", "b", "d", "--out", str(compared.folder))
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("measured already") == 2
-    assert "ready after" not in again.stdout
-    assert Compared(compared.folder, again.stdout).tables == compared.tables
-
-
-def test_another_transport_than_expected_is_refused(compared: Compared, tmp_path: Path) -> None:
-    """Not a run is measured over it; what was whole before is kept and shown."""
-    folder = tmp_path / "copy"
-    shutil.copytree(compared.folder, folder)
-    done = _compare("--configurations", "b", "c", "--out", str(folder), "--expect-transport", "rdma")
+def test_started_again_it_goes_on_and_refuses_another_transport(compared: Compared, tmp_path: Path) -> None:
+    """What was whole is not measured again: no objectives, no (b), and the tables are the same. Of (c) not a run is
+    measured over a transport that is not the expected one."""
+    copy = tmp_path / "copy"
+    shutil.copytree(compared.folder, copy)
+    done = _compare("--configurations", "b", "c", "--out", str(copy), "--expect-transport", "rdma")
     assert done.returncode == 1
     assert "READ 1P1D: --expect-transport rdma, but the KV cache moved over shm" in done.stderr
-    assert "(b) two colocated engines  " in Compared(folder, done.stdout).tables
-    assert sorted(file.name for file in folder.glob("?-0*.json")) == ["b-0.json", "d-0.json"]
+    assert "[1/2] (b) two colocated engines, repeat 1: measured already" in done.stdout
+    assert done.stdout.count("ready after") == 1
+    assert Compared(copy, done.stdout.replace(str(copy), str(compared.folder))).tables == compared.tables
+    assert sorted(file.name for file in copy.glob("?-0*.json")) == ["b-0.json", "d-0.json"]
 
 
 def test_a_deployment_that_does_not_start_is_named_with_its_log(tmp_path: Path) -> None:
     """Status 1, which configuration it was, the engine's own words, and where its logs are."""
-    done = _compare("--configurations", "b", "--out", str(tmp_path), "--", "--sim-block-size", "0")
+    words, rest = ["--configurations", "a", "--out", str(tmp_path)], ["--sim-block-size", "0"]
+    _calibrated([*TINY, *words], rest, tmp_path)
+    done = _compare(*words, "--", *rest)
     assert done.returncode == 1, done.stdout
-    assert done.stderr.startswith("pdserve: (b) two colocated engines: the deployment did not start")
+    assert done.stderr.startswith("pdserve: (a) one colocated engine, all cores: the deployment did not start")
     assert "block_size must be at least 1" in done.stderr
-    assert list((tmp_path / "logs" / "calibration").glob("both-*.log"))
+    assert list((tmp_path / "logs" / "a-0").glob("both-*.log"))
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A comparison whose first deployment serves; its processes have a mark on their command lines."""
-    mark = ("--", "--sim-max-seqs", str(100_000 + os.getpid()))
-    words = [*COMPARE, *TINY, "--configurations", "b", "--batch", "4", "--out", str(tmp_path / "out"), *mark]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    mark = ["--sim-max-seqs", str(100_000 + os.getpid())]
+    words = [*TINY, "--requests", "200", "--configurations", "a", "--out", str(tmp_path)]
+    _calibrated(words, mark, tmp_path)
+    process = subprocess.Popen(
+        [*COMPARE, *words, "--", *mark], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert process.stdout is not None
     folders: set[str] = set()
     try:
         for line in process.stdout:
             if "ready after" in line:
                 break
-        running = _mine(mark[2])
+        running = _mine(mark[1])
         assert running, "nothing runs"
         folders = {found for line in running for found in re.findall(r"--state-dir (/tmp/pdsc-\S+)", line)}
         yield process
     finally:
         process.kill()
         process.communicate(timeout=WAIT_S)
-        for folder in folders:  # a killed one cannot remove its own
-            shutil.rmtree(folder, ignore_errors=True)
+        for left in folders:  # a killed one cannot remove its own
+            shutil.rmtree(left, ignore_errors=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_however_it_ends(started: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM end the deployment first, status 130; of a killed one the guard ends it."""
+    """Ctrl-C ends the deployment first, status 130; of a killed one the guard ends it."""
     mark = str(100_000 + os.getpid())
     started.send_signal(number)
     said, _ = started.communicate(timeout=WAIT_S)
@@ -195,9 +209,11 @@ def test_nothing_is_left_however_it_ends(started: subprocess.Popen[str], number:
 def test_an_engine_that_dies_ends_the_comparison_with_its_name(tmp_path: Path) -> None:
     """Status 1, the configuration, what died; the runs that were whole, and what there is of the broken one, stay."""
     mark = str(200_000 + os.getpid())
-    words = [*COMPARE, *TINY, "--requests", "200", "--configurations", "b", "--out", str(tmp_path)]
+    words = [*TINY, "--requests", "200", "--configurations", "a", "--out", str(tmp_path)]
+    rest = ["--sim-max-seqs", mark]
+    _calibrated(words, rest, tmp_path)
     process = subprocess.Popen(
-        [*words, "--", "--sim-max-seqs", mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMPARE, *words, "--", *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
@@ -206,18 +222,17 @@ def test_an_engine_that_dies_ends_the_comparison_with_its_name(tmp_path: Path) -
                 break
         assert "ready after" in process.stdout.readline()
         victims = [pid for pid, line in _running(mark) if "--role both" in line]
-        assert len(victims) == 2
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
+        assert len(victims) == 1
+        os.kill(victims[0], signal.SIGKILL)
         _, said = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
         process.communicate(timeout=WAIT_S)
     assert process.returncode == 1, said
-    assert "pdserve: (b) two colocated engines: the deployment ended by itself" in said
+    assert "pdserve: (a) one colocated engine, all cores: the deployment ended by itself" in said
     assert "was ended by signal 9" in said
     assert json.loads((tmp_path / "compare.json").read_text())["cells"] == []
-    assert not (tmp_path / "b-0.json").exists()
+    assert not (tmp_path / "a-0.json").exists()
     assert not _mine(mark)
 
 

@@ -5,6 +5,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -15,7 +16,7 @@ from pdserve.rpc.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdserve.bench.endpoint import Asking, Endpoint
-    from pdserve.bench.measure import Setup, View
+    from pdserve.bench.measure import Setup
     from pdserve.bench.plan import Plan
     from pdserve.bench.results import Results
     from pdserve.bench.workload.files import CountTokens
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from pdserve.bench.results import load
 
+    _check_outputs((args.report,), args.png)
     _write_report([load(path) for path in args.files], args.report, args.png, args.at)
     return 0
 
@@ -82,6 +84,7 @@ def _measure(args: argparse.Namespace) -> int:
 
     plans = plan.make(options.wanted(args), _counter(args.tokenizer))
     asking = options.asking(args)
+    _check_outputs((args.out, args.csv, args.report), args.png)
     results, interrupted = asyncio.run(_run(args, plans, asking))
     print_ = sys.stdout.write
     print_(f"{words.report(results)}\n")
@@ -100,6 +103,7 @@ def _measure(args: argparse.Namespace) -> int:
 
 async def _run(args: argparse.Namespace, plan: "Plan", asking: "Asking") -> "tuple[Results, bool]":
     """The results, and whether Ctrl-C ended them."""
+    from pdserve.bench import progress
     from pdserve.bench.measure import Measurement
     from pdserve.bench.results import save
     from pdserve.bench.runner import Brake
@@ -117,7 +121,7 @@ async def _run(args: argparse.Namespace, plan: "Plan", asking: "Asking") -> "tup
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
     async with _endpoint(args, asking) as (endpoint, setup):
-        with _view(args) as view:
+        with progress.shown(plain=args.no_progress) as view:
             # What there is by now stays: the collector need not look at it between two tokens.
             gc.collect()
             gc.freeze()
@@ -134,6 +138,7 @@ async def _endpoint(args: argparse.Namespace, asking: "Asking") -> "AsyncIterato
     from pdserve.bench.measure import MEET_S, Setup
 
     kvd = f"unix:{args.kvd}" if args.kvd else ""
+    expected = options.expected(args)  # before there is something to close
     endpoint: Endpoint
     if args.url:
         from pdserve.bench.over_http import HttpEndpoint
@@ -154,7 +159,7 @@ async def _endpoint(args: argparse.Namespace, asking: "Asking") -> "AsyncIterato
         address=address,
         api="http" if api == "http" else "grpc",
         asking=asking,
-        expected=options.expected(args),
+        expected=expected,
         machine=machine.here(),
         label=args.label,
         warmups=args.warmups,
@@ -162,17 +167,6 @@ async def _endpoint(args: argparse.Namespace, asking: "Asking") -> "AsyncIterato
     )
     async with contextlib.aclosing(endpoint):
         yield endpoint, setup
-
-
-@contextlib.contextmanager
-def _view(args: argparse.Namespace) -> "Iterator[View]":
-    from pdserve.bench import progress
-
-    if sys.stderr.isatty() and not args.no_progress:
-        with progress.live(sys.stderr) as view:
-            yield view
-    else:
-        yield progress.Lines(asyncio.get_running_loop().time)
 
 
 def _write_report(
@@ -186,6 +180,24 @@ def _write_report(
     if pictures:
         for path in report.write_pngs(list(results), pictures, rate=rate):
             sys.stdout.write(f"figure in {path}\n")
+
+
+def _check_outputs(files: Sequence[Path | None], folder: Path | None) -> None:
+    """Makes sure, before anything is measured, that what is measured can be kept.
+
+    Raises:
+        ConfigError: a file or a folder that cannot be written.
+    """
+    for path in filter(None, files):
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(
+                f"cannot write {path}: {'it is a folder' if path.is_dir() else 'no such folder, or closed'}"
+            )
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
 def _counter(path: Path | None) -> "CountTokens | None":

@@ -42,25 +42,44 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def goodput_of(tried: Sequence[Tried], threshold: float, count: int, why: str) -> Goodput:
+def fewest(threshold: float) -> int | None:
+    """The least number of requests of which all have to be good to hold `threshold` by more than the 95 % interval:
+    count / (count + z^2) >= threshold. None: no number does, of a threshold of 1."""
+    return math.ceil(threshold * _Z * _Z / (1 - threshold)) if threshold < 1 else None
+
+
+def goodput_of(tried: Sequence[Tried], threshold: float, why: str) -> Goodput:
     """The goodput that a list of measured rates shows.
 
     Args:
-        tried: at least one; any order.
+        tried: any order, each with its requests.
         threshold: share that has to be good.
-        count: requests behind each attainment.
         why: how the rates came about, in words.
 
     Returns:
         `value`: the highest rate that held. `low` and `high` are its uncertainty: between two tried rates the
-        goodput may lie anywhere, and a share out of `count` is itself uncertain. So `low` is the highest rate, not
+        goodput may lie anywhere, and a share out of n requests is itself uncertain. So `low` is the highest rate, not
         above `value`, that held by more than its 95 % interval, and `high` the lowest above `value` that fell
         short by more than that.
     """
     value = max((one.rate for one in tried if one.attainment >= threshold), default=0.0)
-    sure = (one.rate for one in tried if one.rate <= value and wilson(one.attainment, count)[0] >= threshold)
-    short = (one.rate for one in tried if one.rate > value and wilson(one.attainment, count)[1] < threshold)
+    sure = (one.rate for one in tried if one.rate <= value and _interval(one)[0] >= threshold)
+    short = (one.rate for one in tried if one.rate > value and _interval(one)[1] < threshold)
     return Goodput(threshold, value, max(sure, default=0.0), min(short, default=None), tuple(tried), why)
+
+
+def unproven(found: Goodput) -> str:
+    """Why there is a value and no `low`, where no rate up to it had enough requests; empty: that is not why."""
+    most = max((one.requests for one in found.tried if one.rate <= found.value), default=0)
+    need = fewest(found.threshold)
+    if not found.value or found.low or not most or (need is not None and most >= need):
+        return ""
+    takes = f"it takes {need}" if need is not None else "no number can"
+    return f"too few requests for a bound: {most} cannot prove {found.threshold:.0%}, even all good {takes}"
+
+
+def _interval(one: Tried) -> tuple[float, float]:
+    return wilson(one.attainment, one.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +107,21 @@ class Search:
         if not 0 < self.tolerance < 1 or self.most < 2:
             raise ConfigError("a search needs a tolerance between 0 and 1, and at least two rates")
 
-    def steps(self, count: int) -> Generator[float, float, Goodput]:
-        """Yields rates to measure, is sent the attainment of each, returns what they show.
+    def steps(self) -> Generator[float, tuple[float, int], Goodput]:
+        """Yields rates to measure, is sent the attainment of each and its requests, returns what they show.
 
-        `count`: requests behind each attainment. The ends come first: where the lower one fails or the upper one
-        holds there is nothing to bisect, and the answer says so.
+        The ends come first: where the lower one fails or the upper one holds there is nothing to bisect, and the answer
+        says so.
         """
         tried: list[Tried] = []
 
-        def told(rate: float, share: float) -> bool:
-            tried.append(Tried(rate, share))
+        def told(rate: float, measured: tuple[float, int]) -> bool:
+            share, requests = measured
+            tried.append(Tried(rate, share, requests))
             return share >= self.threshold
 
         def found(why: str) -> Goodput:
-            return goodput_of(tried, self.threshold, count, why)
+            return goodput_of(tried, self.threshold, why)
 
         if not told(self.low, (yield self.low)):
             return found(f"the lowest rate, {self.low:g}, fell short: the goodput is below it")
@@ -115,7 +135,7 @@ class Search:
             else:
                 failed = middle
         ended = "" if (failed - held) / failed <= self.tolerance else f", ended after {self.most} rates"
-        return found(f"bisection to {(failed - held) / failed:.1%} between {held:g} and {failed:g}{ended}")
+        return found(f"bisection to {(failed - held) / failed:.1%} between {held:.4g} and {failed:.4g}{ended}")
 
 
 def check_threshold(threshold: float) -> None:

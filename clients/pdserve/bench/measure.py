@@ -11,11 +11,11 @@ from pdserve.bench import transport
 from pdserve.bench.endpoint import Asking, Endpoint, Trail
 from pdserve.bench.goodput import goodput_of
 from pdserve.bench.plan import Load, Plan, prompt_of
-from pdserve.bench.results import SCHEMA, Goodput, Machine, Results, Run, Target, Tried
+from pdserve.bench.results import SCHEMA, Failure, Goodput, Machine, Results, Run, Target, Tried
 from pdserve.bench.runner import Brake, Runner, Watch
 from pdserve.bench.summary import summarise
 from pdserve.bench.transport import Expected, KvdFacts
-from pdserve.rpc.errors import PdserveError, RequestCancelled, Unavailable
+from pdserve.rpc.errors import DeadlinePassed, PdserveError, RequestCancelled, Unavailable
 
 T = TypeVar("T")
 MEET_S = 10.0
@@ -99,6 +99,10 @@ class Measurement:
                 await self._search(first)
             else:
                 await self._sweep(first)
+        except BaseException as error:
+            # What was kept after the last whole run says only that it still ran.
+            self._brake.pull(f"broke off: {error or type(error).__name__}")
+            raise
         finally:
             results = self._results(first)
             if self._runs:
@@ -123,8 +127,13 @@ class Measurement:
             ask = self._plan.asks[number % len(self._plan.asks)]
             prompt = self._fresh(ask.prompt_tokens or transport.PROBE_TOKENS, number + 1)
             send = self._endpoint.prepare(prompt, ask.output_tokens)
-            async with asyncio.timeout(self._setup.asking.timeout):
-                await send(Trail())
+            try:
+                async with asyncio.timeout(self._setup.asking.timeout):
+                    await send(Trail())
+            except TimeoutError:
+                raise DeadlinePassed(
+                    f"warm-up request {number + 1} had no end within {self._setup.asking.timeout:g} s"
+                ) from None
 
     def _fresh(self, tokens: int, serial: int) -> str | list[int]:
         """A prompt of the workload's kind that no run has; of a text the length is not exact."""
@@ -138,16 +147,21 @@ class Measurement:
                 return
         wanted = self._plan.wanted
         if wanted.rates and not wanted.slo.empty:
-            tried = [Tried(run.rate, run.summary.attainment) for run in self._runs if run.rate is not None]
-            why = f"the highest of {len(tried)} rates that were asked for"
-            self._goodput = goodput_of(tried, wanted.threshold, len(self._plan.asks), why)
+            tried = [
+                Tried(run.rate, run.summary.attainment, run.summary.requests)
+                for run in self._runs
+                if run.rate is not None
+            ]
+            many = f"the highest of {len(tried)} rates that were asked for"
+            self._goodput = goodput_of(tried, wanted.threshold, many if len(tried) > 1 else "one rate was asked for")
 
     async def _search(self, first: Results) -> None:
         search = self._plan.wanted.search
-        steps = search.steps(len(self._plan.asks)) if search else None
+        steps = search.steps() if search else None
         while steps is not None:
             try:
-                rate = next(steps) if not self._runs else steps.send(self._runs[-1].summary.attainment)
+                last = self._runs[-1].summary if self._runs else None
+                rate = steps.send((last.attainment, last.requests)) if last else next(steps)
             except StopIteration as ended:
                 self._goodput = ended.value
                 return
@@ -177,39 +191,50 @@ class Measurement:
             partial=ran.broke_off or self._brake.pulled,
         )
         if summary.failed and not self._brake.pulled:
-            run = await self._still_there(run)
+            run = await self._still_there(run, ran.fault)
+        wrong = transport.refused(run.requests, self._setup.expected)
+        run = dataclasses.replace(run, doubts=(*((wrong,) if wrong else ()), *self._doubts(run, first.target)))
         self._runs.append(run)
         self._view.end(run)
-        self._doubt(run)
+        for doubt in run.doubts:
+            self._view.say(doubt)
+        if wrong:
+            self._brake.pull(f"at {load}: {wrong}")
         if not self._brake.pulled:
             self._keep(dataclasses.replace(first, runs=tuple(self._runs)))
 
-    async def _still_there(self, run: Run) -> Run:
+    async def _still_there(self, run: Run, fault: Failure | None) -> Run:
         """The run, as partial where its failures were the endpoint's end."""
         try:
-            if not run.summary.completed:
-                error = next(record.error for record in run.requests if record.error)
-                raise Unavailable(f"not one request completed, the first failed with {error.reason}: {error.message}")
+            if fault and not run.summary.completed:  # where all was too much or too late, it is the load that failed
+                raise Unavailable(f"not one request completed, the first failed with {fault.reason}: {fault.message}")
             await self._endpoint.describe(MEET_S)
         except PdserveError as error:
             self._brake.pull(f"the endpoint failed: {error.message}")
             return dataclasses.replace(run, partial=True)
         return run
 
-    def _doubt(self, run: Run) -> None:
-        """Says what a reader of the figures would not think of."""
+    def _doubts(self, run: Run, target: Target) -> list[str]:
+        """What a reader of the figures would not think of, in words."""
+        doubts = []
         done = [record for record in run.requests if record.error is None]
         asked = {ask.index: ask.output_tokens for ask in self._plan.asks}
         if short := sum(record.output_tokens != asked[record.index] for record in done):
-            self._view.say(f"{short} answers are not as long as was asked for")
+            doubts.append(f"{short} answers are not as long as was asked for")
         used = sorted({record.transport or "nothing" for record in done})
+        probed = target.transport or "nothing"
+        if len(used) == 1 and used != [probed]:
+            doubts.append(f"the KV cache was moved by {used[0]}, in the probe by {probed}")
         if len(used) > 1:
-            self._view.say(f"the KV cache was moved by {' and '.join(used)}: not one transport for all")
+            doubts.append(f"the KV cache was moved by {' and '.join(used)}: not one transport for all")
         if (late := run.summary.late) and (ttft := run.summary.ttft) and late.p99 > max(0.1 * ttft.p50, 0.005):
-            self._view.say(f"the client itself was late by {late.p99 * 1e3:.0f} ms at p99: the load was not as offered")
+            doubts.append(f"the client itself was late by {late.p99 * 1e3:.0f} ms at p99: the load was not as offered")
+        return doubts
 
     def _results(self, first: Results) -> Results:
         why = self._brake.why
+        if why and (left := self._plan.loads[len(self._runs) :]):
+            why += f"; not measured: {', '.join(map(str, left))}"
         return dataclasses.replace(
             first, runs=tuple(self._runs), goodput=self._goodput, partial=bool(why), why_partial=why
         )

@@ -5,11 +5,11 @@ import secrets
 from pathlib import Path
 from typing import Any, get_args
 
+from pdserve.bench import slo_flags
 from pdserve.bench.endpoint import Asking
 from pdserve.bench.goodput import THRESHOLD, Search
 from pdserve.bench.plan import REQUESTS, Kind, Wanted
 from pdserve.bench.runner import GIVE_UP
-from pdserve.bench.slo import ITL_OF, Slo
 from pdserve.bench.transport import FALLBACKS, Expected
 from pdserve.bench.workload.lengths import parse_span
 from pdserve.bench.workload.prompts import Sharing, TokenRange
@@ -86,14 +86,7 @@ def _when(group: Any) -> None:
 
 
 def _good(group: Any) -> None:
-    for name, words in (
-        ("ttft", "to the first token"),
-        ("itl", "between tokens of a request"),
-        ("tpot", "a token after the first"),
-        ("e2e", "to the last token"),
-    ):
-        group.add_argument(f"--slo-{name}", type=float, metavar="S", help=f"most seconds {words}")
-    group.add_argument("--slo-itl-of", choices=ITL_OF, default="p99", help="which ITL of a request; default p99")
+    slo_flags.add(group)
     group.add_argument("--threshold", type=float, metavar="X", help="attainment of the goodput of a --rate sweep")
 
 
@@ -114,6 +107,8 @@ def wanted(args: argparse.Namespace) -> Wanted:
     """
     spans = (parse_span(text) if text else None for text in (args.input_len, args.output_len))
     prompt, output = spans
+    if args.goodput is not None and args.threshold is not None:
+        raise ConfigError(f"a search has its threshold behind --goodput: say --goodput {args.threshold:g}")
     threshold = args.goodput if args.goodput is not None else args.threshold
     return Wanted(
         scenario=args.scenario,
@@ -123,7 +118,9 @@ def wanted(args: argparse.Namespace) -> Wanted:
         trace=args.trace,
         requests=args.requests,
         seed=_not_negative("--seed", args.seed),
-        content_seed=secrets.randbits(32) if args.content_seed is None else _not_negative("--seed", args.content_seed),
+        content_seed=secrets.randbits(32)
+        if args.content_seed is None
+        else _not_negative("--content-seed", args.content_seed),
         ids=TokenRange(*args.token_ids),
         sharing=None if args.hit_rate is None else Sharing(args.hit_rate, args.prefix_groups, args.prefix_block),
         kind=args.arrivals.replace("-", "_"),
@@ -132,7 +129,7 @@ def wanted(args: argparse.Namespace) -> Wanted:
         concurrency=tuple(args.concurrency or ()),
         search=None if args.goodput is None else _search(args),
         threshold=THRESHOLD if threshold is None else threshold,
-        slo=Slo(args.slo_ttft, args.slo_itl, args.slo_itl_of, args.slo_tpot, args.slo_e2e),
+        slo=slo_flags.of(args),
     )
 
 

@@ -138,8 +138,8 @@ def _asks(wanted: Wanted, count_tokens: CountTokens | None) -> tuple[list[float]
     ) if there]  # fmt: skip
     if len(given) != 1:
         raise ConfigError(
-            f"{' and '.join(given) or 'nothing'} says how long prompts and answers are: give one of "
-            "--scenario, --input-len with --output-len, --dataset, --trace"
+            f"{' and '.join(given) or 'nothing'} {'say' if len(given) > 1 else 'says'} how long prompts and answers "
+            "are: give one of --scenario, --input-len with --output-len, --dataset, --trace"
         )
     if wanted.requests is not None and wanted.requests < 1:
         raise ConfigError(f"{wanted.requests} requests: there must be at least one")

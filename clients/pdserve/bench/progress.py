@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from pdserve.bench.endpoint import Clock
 from pdserve.bench.plan import Load
+from pdserve.bench.report.words import seconds
 from pdserve.bench.results import Record, Run
-from pdserve.bench.words import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
+
+    from pdserve.bench.measure import View
 
 _REFRESH_S = 1.0
 """Drawing takes 2 ms, in which no token is stamped: once a second that is 0.2 % of the tokens."""
@@ -35,7 +37,7 @@ class Counts:
         self.done += 1
         self.failed += record.error is not None
         self.good += not record.missed
-        if record.ttft is not None:
+        if record.error is None and record.ttft is not None:  # as the summary counts it
             self._ttfts.append(record.ttft)
 
     def __str__(self) -> str:
@@ -121,6 +123,16 @@ class Live:
         if self._counts and self._task is not None:
             self._progress.update(self._task, completed=self._counts.done, counts=str(self._counts))
         self._progress.refresh()
+
+
+@contextlib.contextmanager
+def shown(*, plain: bool) -> "Iterator[View]":
+    """A live display where stderr is a terminal, lines elsewhere or where `plain` says so."""
+    if sys.stderr.isatty() and not plain:
+        with live(sys.stderr) as view:
+            yield view
+    else:
+        yield Lines(asyncio.get_running_loop().time)
 
 
 @contextlib.contextmanager

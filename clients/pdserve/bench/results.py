@@ -121,6 +121,8 @@ class Run:
     """By index; what was not sent in a partial run is not here."""
     partial: bool = False
     """The run broke off."""
+    doubts: tuple[str, ...] = ()
+    """What would make a reader misjudge its figures, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ class Tried:
 
     rate: float
     attainment: float
+    requests: int = 0
+    """Behind the attainment; 0: not kept, by an older version."""
 
 
 @dataclass(frozen=True, slots=True)

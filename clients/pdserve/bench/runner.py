@@ -11,13 +11,15 @@ from typing import Any, Protocol
 
 from pdserve.bench.endpoint import Clock, Endpoint, Outcome, Send, Trail, failure
 from pdserve.bench.record import make_record
-from pdserve.bench.results import Record
+from pdserve.bench.results import Failure, Record
 from pdserve.bench.slo import Slo
 from pdserve.bench.workload.asks import Ask
 from pdserve.rpc.errors import DeadlinePassed, Overloaded, PdserveError, RequestCancelled
 
 GIVE_UP = 10
 """So many failures in a row, with no success between, mean that the endpoint is gone; 0: none do."""
+OF_THE_LOAD = (Overloaded, DeadlinePassed)
+"""Failures that say that there was too much to do: no room, and no end in time."""
 
 
 class Brake:
@@ -46,7 +48,11 @@ class Brake:
         await self._pulled.wait()
 
     def ended(self, error: PdserveError | None) -> None:
-        """Takes note of one request's end. A refusal for want of room is an answer: the endpoint is there."""
+        """Takes note of one request's end. A refusal for want of room is an answer: the endpoint is there.
+
+        A missed deadline counts where the loop is closed: it would wait for every other one too. An open loop has sent
+        all by then; whether the endpoint is there is asked when the run is over.
+        """
         if error is None or isinstance(error, Overloaded):
             self._in_a_row = 0
             return
@@ -78,6 +84,8 @@ class Ran:
     """The run's start to the end of its last request, seconds."""
     broke_off: bool
     """Not everything was sent, or what was sent was not waited for."""
+    fault: Failure | None = None
+    """The first failure that is not one of the load; None: there was none."""
 
 
 class Runner:
@@ -101,6 +109,7 @@ class Runner:
         self._timeout = timeout
         self._clock = clock or asyncio.get_running_loop().time
         self._records: list[Record] = []
+        self._fault: Failure | None = None
         self._begun = 0.0
 
     async def open_loop(
@@ -119,7 +128,7 @@ class Runner:
                 await self._until(self._begun + at)
                 if self._brake.pulled:
                     break
-                tasks.append(asyncio.create_task(self._one(ask, at, send), name=f"request {ask.index}"))
+                tasks.append(asyncio.create_task(self._one(ask, at, send, ends=True), name=f"request {ask.index}"))
             await self._all(tasks)
         finally:
             await _end(tasks)
@@ -146,9 +155,10 @@ class Runner:
             if self._brake.pulled:
                 return
             due = self._clock() - self._begun
-            await self._one(ask, due, self._endpoint.prepare(prompt(ask.index), ask.output_tokens))
+            await self._one(ask, due, self._endpoint.prepare(prompt(ask.index), ask.output_tokens), ends=False)
 
-    async def _one(self, ask: Ask, due: float, send: Send) -> None:
+    async def _one(self, ask: Ask, due: float, send: Send, *, ends: bool) -> None:
+        """Sends it; `ends`: the run ends in time though no request does, so that a deadline need not end it."""
         trail = Trail()
         outcome: Outcome | None = None
         error: PdserveError | None = None
@@ -168,12 +178,15 @@ class Runner:
             error = RequestCancelled("the measurement was broken off")
         record = make_record(ask, due, self._begun, trail, outcome, error, self._slo)
         self._records.append(record)
+        if self._fault is None and not isinstance(error, OF_THE_LOAD):
+            self._fault = record.error
         self._watch.ended(record)
         if not self._brake.pulled:
-            self._brake.ended(error)
+            self._brake.ended(None if ends and isinstance(error, DeadlinePassed) else error)
 
     def _start(self) -> None:
         self._records = []
+        self._fault = None
         self._begun = self._clock()
 
     async def _until(self, when: float) -> None:
@@ -212,7 +225,8 @@ class Runner:
         records = sorted(self._records, key=lambda record: record.index)
         duration = self._clock() - self._begun
         cancelled = any(record.error and record.error.reason == RequestCancelled.reason for record in records)
-        return Ran(tuple(records), duration, self._brake.pulled and (cancelled or len(records) < asked))
+        broke_off = self._brake.pulled and (cancelled or len(records) < asked)
+        return Ran(tuple(records), duration, broke_off, self._fault)
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

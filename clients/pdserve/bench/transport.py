@@ -1,10 +1,12 @@
 """Which transport hands the KV cache over, asked before anything is measured; a silent fallback is refused."""
 
 import asyncio
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.endpoint import Asking, Endpoint, Outcome, Trail
+from pdserve.bench.results import Record
 from pdserve.rpc.errors import ConfigError, DeadlinePassed
 
 SLOW_COPIER = "python"
@@ -69,10 +71,30 @@ def judge(outcome: Outcome, asking: Asking, kvd: KvdFacts | None, expected: Expe
             "the deployment is not well; `pdserve status` says more"
         )
     for name in (used, kvd.copier if kvd and used else ""):
-        if name in FALLBACKS and name not in expected.allowed:
+        if not _allowed(name, expected):
             slow = "kvd copies with its Python loop" if name == SLOW_COPIER else f"the KV cache moved over {name}"
             raise ConfigError(f"{slow}, which is a fallback: repair it, or say --allow-transport {name}")
     if expected.transport and used != expected.transport:
         told = f"moved over {used}" if used else "was not handed over, or the endpoint does not say how"
         raise ConfigError(f"--expect-transport {expected.transport}, but the KV cache {told}")
     return used
+
+
+def refused(records: Sequence[Record], expected: Expected) -> str:
+    """What the answers of a run say against it, by the rules of the probe; empty: nothing.
+
+    A probe speaks for its own moment: kvd may have fallen back since. An answer without a hand-over is no fallback of
+    the transport, and is not judged.
+    """
+    used = Counter(record.transport for record in records if record.error is None and record.transport)
+    for name, count in sorted(used.items()):
+        of = f"{count} of {sum(used.values())} KV caches moved over {name}"
+        if not _allowed(name, expected):
+            return f"{of}, which is a fallback: repair it, or say --allow-transport {name}"
+        if expected.transport and name != expected.transport:
+            return f"{of}, not over {expected.transport}"
+    return ""
+
+
+def _allowed(name: str, expected: Expected) -> bool:
+    return name not in FALLBACKS or name in expected.allowed

@@ -73,7 +73,7 @@ def test_gamma_gaps_have_the_mean_and_the_variation_asked_for(burstiness: float,
 
 def test_drawn_times_begin_at_zero_ascend_and_follow_the_generator() -> None:
     """One generator, one list; another, another."""
-    one, same, other = (arrivals.poisson(2.0, 50, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, same, other = (arrivals.gamma(2.0, 1.0, 50, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert one[0] == 0.0
     assert one == sorted(one) == same != other
 

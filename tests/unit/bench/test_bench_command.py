@@ -91,7 +91,7 @@ def test_a_trace_is_replayed_as_it_is_or_at_another_rate(tmp_path: Path) -> None
     ("words", "said"),
     [
         (["--rate", "1"], "nothing says how long"),
-        ([*LENGTHS, "--scenario", "1K/1K", "--rate", "1"], "a scenario and lengths"),
+        ([*LENGTHS, "--scenario", "1K/1K", "--rate", "1"], "a scenario and lengths say how long"),
         (["--input-len", "5", "--rate", "1"], "lengths by hand are two"),
         ([*LENGTHS], "how much load"),
         ([*LENGTHS, "--rate", "1", "--concurrency", "2"], "three different measurements"),
@@ -110,6 +110,12 @@ def test_a_trace_is_replayed_as_it_is_or_at_another_rate(tmp_path: Path) -> None
         ([*LENGTHS, "--rate", "1", "--token-ids", "5", "5"], "token ids from 5 to 5"),
         ([*LENGTHS, "--rate", "1", "--timeout", "0"], "--timeout 0"),
         ([*LENGTHS, "--rate", "1", "--seed", "-1"], "--seed -1"),
+        ([*LENGTHS, "--rate", "1", "--content-seed", "-1"], "--content-seed -1"),
+        ([*LENGTHS, "--goodput", "--threshold", "0.8", "--min-rate", "1", "--max-rate", "2"], "say --goodput 0.8"),
+        ([*LENGTHS, "--rate", "1", "--out", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
+        ([*LENGTHS, "--rate", "1", "--csv", "/"], "cannot write /: it is a folder"),
+        ([*LENGTHS, "--rate", "1", "--report", "/nowhere/r.html"], "cannot write /nowhere/r.html"),
+        ([*LENGTHS, "--rate", "1", "--png", "/dev/null/x"], "cannot write into /dev/null/x"),
         ([*LENGTHS, "--rate", "1", "--allow-transport", "shm"], "the fallbacks are memmove, python"),
         (["--trace", "/nowhere/t.jsonl"], "cannot read"),
         (["--dataset", "/nowhere/t.jsonl", "--rate", "1"], "cannot read"),
@@ -170,6 +176,33 @@ def test_a_line_now_and_then_where_there_is_no_terminal(capsys: pytest.CaptureFi
         lines.ended(Record(0, 0.0, 0.0, 1, 0, 1, 0.25, (), None, 0.25))
     said = capsys.readouterr().err.splitlines()
     assert said == ["2 req/s: 2 of 3 done; 2 sent, 0 in flight, 0 failed, 100% good, TTFT p50 250 ms"]
+
+
+def test_a_failed_requests_first_token_is_in_no_median() -> None:
+    """The counts say what the summary will: durations are of requests that completed."""
+    counts = progress.Counts(Load(rate=2.0), 2)
+    counts.ended(Record(0, 0.0, 0.0, 1, 0, 1, 9.0, (), None, None, missed=("error",), error=Failure("X", "x")))
+    assert "TTFT" not in str(counts)
+    counts.ended(Record(1, 0.0, 0.0, 1, 0, 1, 0.25, (), None, 0.25))
+    assert str(counts).endswith("1 failed, 50% good, TTFT p50 250 ms")
+
+
+def test_what_is_refused_leaves_no_session_open(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag that cannot be is found before a connection is made that nobody would close."""
+    from pdserve.bench.over_http import HttpEndpoint
+
+    opened: list[str] = []
+
+    async def open_(url: str, *_: object) -> None:
+        opened.append(url)
+
+    monkeypatch.setattr(HttpEndpoint, "open", open_)
+    words = ("--url", "http://127.0.0.1:1", "--rate", "1", "--allow-transport", "shm")
+    assert main(["bench", *LENGTHS, *words]) == 1
+    assert "the fallbacks are memmove, python" in capsys.readouterr().err
+    assert opened == []
 
 
 async def test_the_live_display_shows_the_same_counts(tmp_path: Path) -> None:

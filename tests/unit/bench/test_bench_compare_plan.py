@@ -108,6 +108,7 @@ def test_scale_is_a_factor_on_every_cost() -> None:
         ({"input_len": 0}, "input_len"),
         ({"output_len": 1}, "no gap"),
         ({"batch": 0}, "batch"),
+        ({"seed": -1}, "seed -1"),
         ({"budgets": (0,)}, "positive"),
         ({"scale": 0.0}, "positive"),
         ({"engine": "vllm", "scale": 0.1}, "simulated"),

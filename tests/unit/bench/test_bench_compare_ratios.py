@@ -2,14 +2,17 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
+from pdserve.bench.bounds import Bounded, divided
 from pdserve.bench.compare.configurations import CONFIGURATIONS, Key
 from pdserve.bench.compare.folder import Cell, Share
 from pdserve.bench.compare.outcome import outcome
-from pdserve.bench.compare.ratios import Curve, Figure, crossing, curve, divided, ratios
+from pdserve.bench.compare.ratios import Curve, against, crossing, curve
 from pdserve.bench.compare.sweep import doubts, joined
-from pdserve.bench.compare.tables import figure, head, mean_cores, report
+from pdserve.bench.compare.tables import figure, head, mean_cores, ratio_table, report
+from pdserve.bench.report.ratios import share_ratio_range
 from pdserve.bench.results import Tried
 from tests.unit.bench.bench_compare_examples import MACHINE, record, results, run, settings
 
@@ -33,7 +36,7 @@ def test_repeats_are_pooled_by_requests() -> None:
 def test_a_run_that_broke_off_is_left_out() -> None:
     """What was sent of it has seen a part of the load only."""
     found = curve("d", [[run(1.0, 9, 10), run(2.0, 9, 10, partial=True)]], 0.9)
-    assert [point.rate for point in found.points] == [1.0]
+    assert [point.load.value for point in found.points] == [1.0]
 
 
 def test_goodput_is_the_highest_tried_rate_that_held() -> None:
@@ -46,15 +49,15 @@ def test_goodput_is_the_highest_tried_rate_that_held() -> None:
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [
-        ((1.0, 0.8), Figure(1.5)),
-        ((1.0, 0.9, 0.4), Figure(2.0)),
-        ((1.0, 0.5, 0.95, 0.85), Figure(3.5)),
-        ((0.8, 0.5), Figure(1.0, "at most", "the lowest rate fell short")),
-        ((1.0, 0.95), Figure(2.0, "at least", "the highest rate held")),
-        ((), Figure(None, "unknown", "no run")),
+        ((1.0, 0.8), Bounded(1.5)),
+        ((1.0, 0.9, 0.4), Bounded(2.0)),
+        ((1.0, 0.5, 0.95, 0.85), Bounded(3.5)),
+        ((0.8, 0.5), Bounded(1.0, "at most", "the lowest rate fell short")),
+        ((1.0, 0.95), Bounded(2.0, "at least", "the highest rate held")),
+        ((), Bounded(None, "unknown", "no run")),
     ],
 )
-def test_interpolation_is_between_tried_rates_only(shares: tuple[float, ...], expected: Figure) -> None:
+def test_interpolation_is_between_tried_rates_only(shares: tuple[float, ...], expected: Bounded) -> None:
     """A straight line from the highest rate that held to the next; outside of the rates there is a bound."""
     found = crossing([Tried(float(place), share) for place, share in enumerate(shares, 1)], 0.9)
     assert found.value == pytest.approx(expected.value)
@@ -63,40 +66,42 @@ def test_interpolation_is_between_tried_rates_only(shares: tuple[float, ...], ex
 
 def test_ratios_are_at_equal_rates() -> None:
     """Of attainments at each rate that both have, and of goodputs."""
-    one = ratios(_curve("d", 1.0, 0.9, 0.6), _curve("b", 0.9, 0.3))
+    one = against(_curve("d", 1.0, 0.9, 0.6), _curve("b", 0.9, 0.3))
     assert [rate for rate, _ in one.attainments] == [1.0, 2.0]
-    assert [value.value for _, value in one.attainments] == pytest.approx([1.0 / 0.9, 3.0])
-    assert one.goodput == Figure(2.0)
+    assert [found.attainment for _, found in one.attainments] == pytest.approx([1.0 / 0.9, 3.0])
+    assert one.goodput.known == Bounded(2.0)
+    assert one.attainments[1][1].attainment_range == share_ratio_range(9, 10, 3, 10)
     assert one.crossing.value == pytest.approx(2.0)
 
 
 def test_a_ratio_over_nothing_is_a_bound() -> None:
-    """No good request below: the ratio is at least what one more would have made it; over nothing it is unknown."""
-    low, high = ratios(_curve("d", 0.8, 0.0), _curve("b", 0.0, 0.0)).attainments
-    assert low[1].value == pytest.approx(8.0)
-    assert low[1].bound == "at least"
-    assert (high[1].value, high[1].bound) == (None, "unknown")
+    """No good request below: the ratio is at least its interval's lower end; over nothing it is unknown."""
+    one = against(_curve("d", 0.8, 0.0), _curve("b", 0.0, 0.0))
+    (_, low), (_, high) = one.attainments
+    assert (low.attainment, low.attainment_range) == (None, share_ratio_range(8, 10, 0, 10))
+    assert high.attainment_range is None
+    assert ratio_table([one], [1.0, 2.0]).splitlines()[-1].split() == ["WRITE", "/", "(b)", "at", "least", "2.66", "–"]
 
 
-AT_LEAST, AT_MOST = Figure(2.0, "at least", "held"), Figure(1.0, "at most", "fell short")
+AT_LEAST, AT_MOST = Bounded(2.0, "at least", "held"), Bounded(1.0, "at most", "fell short")
 
 
 @pytest.mark.parametrize(
     ("over", "under", "expected"),
     [
-        (Figure(3.0), Figure(1.5), (2.0, "")),
-        (AT_LEAST, Figure(1.0), (2.0, "at least")),
+        (Bounded(3.0), Bounded(1.5), (2.0, "")),
+        (AT_LEAST, Bounded(1.0), (2.0, "at least")),
         (AT_LEAST, AT_MOST, (2.0, "at least")),
-        (Figure(3.0), AT_MOST, (3.0, "at least")),
-        (AT_MOST, Figure(2.0), (0.5, "at most")),
+        (Bounded(3.0), AT_MOST, (3.0, "at least")),
+        (AT_MOST, Bounded(2.0), (0.5, "at most")),
         (AT_MOST, AT_LEAST, (0.5, "at most")),
-        (Figure(3.0), AT_LEAST, (1.5, "at most")),
+        (Bounded(3.0), AT_LEAST, (1.5, "at most")),
         (AT_MOST, AT_MOST, (None, "unknown")),
         (AT_LEAST, AT_LEAST, (None, "unknown")),
-        (Figure(None, "unknown", "no run"), Figure(1.0), (None, "unknown")),
+        (Bounded(None, "unknown", "no run"), Bounded(1.0), (None, "unknown")),
     ],
 )
-def test_bounds_divide_as_bounds(over: Figure, under: Figure, expected: tuple[float | None, str]) -> None:
+def test_bounds_divide_as_bounds(over: Bounded, under: Bounded, expected: tuple[float | None, str]) -> None:
     """A lower bound over an upper one is a lower bound; two of a kind say nothing."""
     found = divided(over, under)
     assert (found.value, found.bound) == expected
@@ -144,7 +149,7 @@ def test_an_outcome_has_curves_ratios_and_one_document_a_configuration() -> None
              for repeat in (1, 0) for key, good in _goods(e=5, d=10, b=2, c=8, a=1)]  # fmt: skip
     found = outcome(cells, 0.9)
     assert [one.key for one in found.curves] == ["a", "b", "c", "d", "e"]
-    pairs = {(one.over, one.under): one.attainments[0][1].value for one in found.ratios}
+    pairs = {(one.over, one.under): one.attainments[0][1].attainment for one in found.ratios}
     assert pairs[("d", "b")] == pytest.approx(5.0)
     assert pairs[("c", "b")] == pytest.approx(4.0)
     assert pairs[("d", "e")] == pytest.approx(2.0)
@@ -161,22 +166,53 @@ def test_the_tables_name_every_quantity() -> None:
     said = report(settings(), found.curves, found.ratios, [cell for cell, _ in cells])
     for words in (
         "(d) WRITE 1P1D", "95% (19 of 20; 0.95/s)", "15% (3 of 20; 0.15/s)", "90% .. 100%", "10% .. 20%",
-        "highest tried", "interpolated", "WRITE / (b)", "attainment at 1/s", "6.33x", "< 1", "0.12", "client",
+        "highest tried", "interpolated", "WRITE / (b)", "attainment at 1/s", "6.33 (2.", "below 1", "0.12", "client",
+        "(d) WRITE 1P1D: too few requests for a bound: 20 cannot prove 90%, even all good it takes 35",
     ):  # fmt: skip
         assert words in said, words
 
 
 def test_a_bound_is_printed_as_one() -> None:
     """No figure looks more certain than it is."""
-    assert figure(Figure(1.5)) == "1.50"
-    assert figure(Figure(1.5, "at least")) == ">= 1.50"
-    assert figure(Figure(1.5, "at most")) == "< 1.50"
-    assert figure(Figure(None, "unknown", "no run")) == "?"
+    assert figure(Bounded(1.5)) == "1.50"
+    assert figure(Bounded(1.5, "at least")) == "at least 1.50"
+    assert figure(Bounded(1.5, "at most")) == "below 1.50"
+    assert figure(Bounded(None, "unknown", "no run")) == "–"
 
 
 def test_the_head_says_what_scaled_time_means() -> None:
-    """Figures of scaled costs are not those of the hardware, and the output says so."""
+    """Boundeds of scaled costs are not those of the hardware, and the output says so."""
     said = head(settings(scale=0.1), (CONFIGURATIONS["b"],), 2, MACHINE, 600.0)
     assert "1 s here stands for 10 s" in said
     assert "about 10 minutes" in said
+    (tenth,) = [line for line in head(settings(scale=0.3), (CONFIGURATIONS["b"],), 1, MACHINE, 20.0).splitlines()
+                if "stands for" in line]  # fmt: skip
+    assert "stands for 3.333 s" in tenth
     assert "stands for" not in head(settings(), (CONFIGURATIONS["b"],), 2, MACHINE, 600.0)
+
+
+def test_the_head_says_which_rates_cannot_prove_anything() -> None:
+    """Ten requests a rate cannot show 90 %, in three repeats neither; in four they can. One is no plural."""
+    few, many = (head(settings(), (CONFIGURATIONS["b"],), repeats, MACHINE, 20.0) for repeats in (3, 4))
+    assert "too few requests for a bound at 1 req/s (30), 2 req/s (30): to prove 90%, even all good it takes 35" in few
+    assert "too few" not in many
+    once = head(settings(), (CONFIGURATIONS["b"],), 1, MACHINE, 20.0)
+    assert "1 repeat\n" in once
+    assert once.splitlines()[-2] == "about 1 minute"
+
+
+def test_a_single_repeat_has_no_drift() -> None:
+    """A table of a range of one value would look like a finding."""
+    for repeats, there in ((1, False), (2, True)):
+        found = outcome([(_cell("b", n), results([run(1.0, 5, 10)])) for n in range(repeats)], 0.9)
+        said = report(settings(), found.curves, found.ratios, [])
+        assert ("Drift between repeats" in said) == there
+        assert ("of the repeats" in said) == there
+
+
+def test_what_is_written_of_a_curve_has_no_requests() -> None:
+    """compare.json holds figures; the requests are in the results beside it."""
+    told = _curve("d", 1.0, 0.9).told()
+    assert [(one["rate"], one["requests"], one["good"]) for one in told["points"]] == [(1.0, 10, 10), (2.0, 10, 9)]
+    assert b'itls":[' in msgspec.json.encode(told)
+    assert b"prompt_tokens" not in msgspec.json.encode(told)

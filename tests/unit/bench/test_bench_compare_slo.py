@@ -2,11 +2,14 @@
 
 import pytest
 
+from pdserve.api.common.v1 import common_pb2
+from pdserve.api.serving.v1 import serving_pb2
 from pdserve.bench.compare.budget import LEAST, Trial, best, candidates, trial_of
-from pdserve.bench.compare.calibration import _busy
-from pdserve.bench.compare.objectives import Sample, calibrated, slo_of, words
-from pdserve.client import Engine
-from pdserve.rpc.errors import ConfigError
+from pdserve.bench.compare.calibration import _busy, _one
+from pdserve.bench.compare.objectives import Sample, calibrated, caution, slo_of, words
+from pdserve.client import AsyncClient, Engine
+from pdserve.client.testing import FakeProxy
+from pdserve.rpc.errors import ConfigError, PdserveError
 from tests.unit.bench.bench_compare_examples import run
 
 SAMPLES = (
@@ -32,6 +35,26 @@ def test_the_sentence_has_every_number() -> None:
     said = words(calibrated(SAMPLES, 8))
     for number in ("6.000", "1.200", "0.3400", "0.2000", "3 requests", "8 answers", "2 of the 3 met both"):
         assert number in said
+
+
+def test_a_machine_that_stutters_by_itself_is_told_of() -> None:
+    """Two of three calibration requests met what was made of them: a goodput at 90 % may be out of reach."""
+    found = calibrated(SAMPLES, 8)
+    assert caution(found, 0.9).startswith("only 2 of 3 calibration requests met")
+    assert caution(found, 0.5) == ""
+
+
+async def test_a_calibration_answer_without_a_token_is_a_typed_error() -> None:
+    """It has no TTFT, and is not a fault of the bench."""
+    with FakeProxy() as fake:
+        fake.answer_events(
+            serving_pb2.GenerateResponse(started=serving_pb2.Started(request_id="1", model="fake")),
+            serving_pb2.GenerateResponse(delta=serving_pb2.Delta(finish_reason=common_pb2.FINISH_REASON_STOP)),
+            serving_pb2.GenerateResponse(finished=serving_pb2.Finished()),
+        )
+        async with AsyncClient(fake.target) as client:
+            with pytest.raises(PdserveError, match="without a token"):
+                await _one(client, [1, 2, 3], 4)
 
 
 def test_without_a_gap_there_is_no_objective() -> None:

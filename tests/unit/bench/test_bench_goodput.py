@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.bench.goodput import Search, attainment, good_rate, goodput_of, wilson
+from pdserve.bench.goodput import Search, attainment, fewest, good_rate, goodput_of, unproven, wilson
 from pdserve.bench.results import Goodput, Tried
 from pdserve.rpc.errors import ConfigError
 
 
 def search(steps: Search, curve: Callable[[float], float], count: int = 1000) -> Goodput:
     """What a search finds on a curve of attainments."""
-    going = steps.steps(count)
+    going = steps.steps()
     rate = next(going)
     while True:
         try:
-            rate = going.send(curve(rate))
+            rate = going.send((curve(rate), count))
         except StopIteration as ended:
             found: Goodput = ended.value
             return found
@@ -63,10 +63,48 @@ def test_the_number_of_rates_is_bounded() -> None:
 
 def test_few_requests_widen_the_interval() -> None:
     """88 % of 25 may well be 90 % in truth: that rate is no upper bound, and 92 % no lower one."""
-    tried = [Tried(1.0, 1.0), Tried(2.0, 0.92), Tried(3.0, 0.88), Tried(4.0, 0.4)]
-    few, many = goodput_of(tried, 0.9, 25, ""), goodput_of(tried, 0.9, 10_000, "")
+    shares = {1.0: 1.0, 2.0: 0.92, 3.0: 0.88, 4.0: 0.4}
+    few, many = (goodput_of([Tried(*pair, n) for pair in shares.items()], 0.9, "") for n in (25, 10_000))
     assert (few.low, few.value, few.high) == (0.0, 2.0, 4.0)
     assert (many.low, many.value, many.high) == (2.0, 2.0, 3.0)
+
+
+def test_each_rate_has_its_own_requests() -> None:
+    """A rate that held with 1000 good requests is a lower bound, though another one was tried with ten."""
+    found = goodput_of(
+        [Tried(1.0, 1.0, 1000), Tried(2.0, 1.0, 10), Tried(3.0, 0.8, 10), Tried(4.0, 0.8, 1000)], 0.9, ""
+    )
+    assert (found.low, found.value, found.high) == (1.0, 2.0, 4.0)
+
+
+@given(st.floats(0.01, 0.999))
+def test_the_fewest_requests_that_prove_a_threshold(threshold: float) -> None:
+    """All good they hold it by more than their interval, and one fewer do not; of 90 % it takes 35."""
+    assert fewest(0.9) == 35
+    assert fewest(1.0) is None
+    count = fewest(threshold)
+    assert count is not None
+    assert wilson(1.0, count)[0] >= threshold - 1e-12
+    assert wilson(1.0, count - 1)[0] < threshold
+
+
+@pytest.mark.parametrize(
+    ("tried", "threshold", "said"),
+    [
+        ([Tried(1.0, 1.0, 24)], 0.9, "too few requests for a bound: 24 cannot prove 90%, even all good it takes 35"),
+        ([Tried(1.0, 1.0, 24)], 1.0, "too few requests for a bound: 24 cannot prove 100%, even all good no number can"),
+        ([Tried(1.0, 0.9, 24), Tried(2.0, 0.1, 999)], 0.9, "too few requests for a bound: 24"),
+        ([Tried(1.0, 0.91, 50)], 0.9, ""),
+        ([Tried(1.0, 1.0, 35)], 0.9, ""),
+        ([Tried(1.0, 0.5, 5)], 0.9, ""),
+        ([Tried(1.0, 1.0)], 0.9, ""),
+    ],
+)
+def test_too_few_requests_for_a_bound_are_said(tried: list[Tried], threshold: float, said: str) -> None:
+    """Only where no rate up to the value could have proved it; not where a number is not known."""
+    told = unproven(goodput_of(tried, threshold, ""))
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
 
 
 def test_wilsons_interval() -> None:
@@ -78,7 +116,7 @@ def test_wilsons_interval() -> None:
 @given(st.lists(st.tuples(st.floats(0.1, 99), st.floats(0, 1)), min_size=1), st.integers(1, 1000), st.floats(0.01, 1))
 def test_the_interval_contains_the_value(pairs: list[tuple[float, float]], count: int, threshold: float) -> None:
     """Whatever was measured: low <= value < high."""
-    found = goodput_of([Tried(*pair) for pair in pairs], threshold, count, "")
+    found = goodput_of([Tried(*pair, count) for pair in pairs], threshold, "")
     assert found.low <= found.value < (found.high or 100.0)
 
 

@@ -37,6 +37,7 @@ def measure(
     kvd: KvdFacts | None = None,
     warmups: int = 0,
     watch: Callable[[Brake, Quiet], None] = lambda _brake, _view: None,
+    give_up: int = 10,
     kept: list[Results] | None = None,
 ) -> tuple[Results, Quiet]:
     """The results, and what the user was told."""
@@ -50,7 +51,7 @@ def measure(
             "somewhere", "grpc", asking or Asking(), expected or Expected(), Machine("cpu", 2, 8.0, "Linux"),
             "a label", warmups, asked if kvd else None,
         )  # fmt: skip
-        brake, view = Brake(), Quiet()
+        brake, view = Brake(give_up), Quiet()
         watch(brake, view)
         plan = make(ask)
         now = lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)  # noqa: E731
@@ -119,7 +120,7 @@ def test_an_endpoint_that_fails_mid_run_leaves_partial_results() -> None:
     kept: list[Results] = []
     results, _ = measure(endpoint, wanted(rates=(1.0, 2.0, 4.0)), kept=kept)
     assert results.partial
-    assert results.why_partial == "10 requests in a row failed, the last with ENGINE_DIED: gone"
+    assert results.why_partial == "10 requests in a row failed, the last with ENGINE_DIED: gone; not measured: 4 req/s"
     assert [(run.partial, run.summary.completed, run.summary.failed) for run in results.runs] == [
         (False, 20, 0), (True, 10, 10),
     ]  # fmt: skip
@@ -136,7 +137,7 @@ def test_an_endpoint_that_fails_at_the_very_end_is_noticed() -> None:
 
     results, _ = measure(endpoint, wanted(rates=(1.0, 2.0)), watch=watch)
     assert [(run.partial, run.summary.failed) for run in results.runs] == [(True, 3)]
-    assert results.why_partial == "the endpoint failed: nobody listens"
+    assert results.why_partial == "the endpoint failed: nobody listens; not measured: 2 req/s"
 
 
 def test_failures_of_an_endpoint_that_is_there_are_results() -> None:
@@ -191,9 +192,11 @@ def test_warm_ups_are_sent_and_forgotten() -> None:
 def test_what_a_reader_would_not_think_of_is_said() -> None:
     """Answers too short, and a transport that changed on the way."""
     endpoint = Scripted(lambda k: Answer(0.1, (0.1,), says=SHM | ({"transport": "memmove"} if k == 5 else {})))
-    _, view = measure(endpoint, wanted(rates=(1.0,)))
+    results, view = measure(endpoint, wanted(rates=(1.0,)), expected=Expected(allowed=("memmove",)))
     assert "20 answers are not as long as was asked for" in view.said
     assert any("memmove and shm" in line for line in view.said)
+    assert set(results.runs[0].doubts) <= set(view.said)
+    assert "memmove and shm: not one transport" in " ".join(results.runs[0].doubts)
 
 
 @pytest.mark.parametrize(

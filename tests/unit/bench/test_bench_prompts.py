@@ -27,8 +27,8 @@ def cached(prompts: list[list[int]], block: int) -> int:
 
 
 def test_the_named_scenarios() -> None:
-    """Five, in binary thousands, but for the one whose published curves are of 2000 and 1000."""
-    assert list(SCENARIOS) == ["1K/1K", "1K/8K", "8K/1K", "8K/8K", "2K/1K"]
+    """Seven, in binary thousands, but for the one whose published curves are of 2000 and 1000."""
+    assert list(SCENARIOS) == ["1K/1K", "1K/8K", "8K/1K", "8K/8K", "16K/1K", "16K/4K", "2K/1K"]
     assert SCENARIOS["1K/8K"] == (1024, 8192)
     assert SCENARIOS["2K/1K"] == (2000, 1000)
 

@@ -55,7 +55,7 @@ def results(**more: Any) -> Results:
         "workload": Workload("2K/1K", {"kind": "fixed"}, {"kind": "like_vllm", "burstiness": 1.0}, 3, 0),
         "slo": Slo(ttft=0.3),
         "runs": (run,),
-        "goodput": goodput_of([Tried(4.0, 1 / 3)], 0.9, 3, "why"),
+        "goodput": goodput_of([Tried(4.0, 1 / 3, 3)], 0.9, "why"),
     }
     return Results(**(usual | more))
 
@@ -163,6 +163,8 @@ def test_the_table_names_what_it_prints() -> None:
     assert "1.33/s" in text
     assert "1 of 3" in text
     assert "goodput at 90% attainment: below 4 req/s" in text
+    downwards = goodput_of([Tried(8.0, 0.1, 50), Tried(2.0, 0.1, 50)], 0.9, "why")
+    assert "goodput at 90% attainment: below 2 req/s" in report(results(goodput=downwards))
     assert "PARTIAL: ended by SIGINT" in text
     closed = Run(None, 16, "", 1.0, summarise([FAILED], 1.0, None), (FAILED,), partial=True)
     assert "16 in flight (partial)" in report(results(runs=(closed,), goodput=None))

@@ -121,7 +121,11 @@ def _busy(engines: Sequence[Engine], batch: int) -> str:
 
 
 async def _one(client: AsyncClient, prompt: Sequence[int], tokens: int) -> tuple[str, Sample]:
-    """Which engine answered, and how it looked from here."""
+    """Which engine answered, and how it looked from here.
+
+    Raises:
+        PdserveError: it failed, or had no token.
+    """
     loop = asyncio.get_running_loop()
     chunks: list[float] = []
     stream = client.stream(prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0)
@@ -131,6 +135,8 @@ async def _one(client: AsyncClient, prompt: Sequence[int], tokens: int) -> tuple
             if delta.token_ids:
                 chunks.append(loop.time())
         done = await stream.completion()
+    if not chunks:
+        raise PdserveError("a calibration request was answered without a token", reason="NO_TOKEN")
     gaps = tuple(later - earlier for earlier, later in itertools.pairwise(chunks))
     return done.decode_engine_id, Sample(chunks[0] - sent, gaps)
 

@@ -6,9 +6,11 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdserve.bench.goodput import THRESHOLD
 from pdserve.rpc.errors import ConfigError, PdserveError, RequestCancelled
 
 if TYPE_CHECKING:
@@ -50,7 +52,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and prompts; default 0")
     parser.add_argument(
-        "--threshold", type=float, default=0.9, metavar="X", help="attainment of the goodput; default 0.9"
+        "--threshold",
+        type=float,
+        default=THRESHOLD,
+        metavar="X",
+        help=f"attainment of the goodput; default {THRESHOLD}",
     )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="the neighbour's batch; default 8")
     parser.add_argument("--calibration", type=int, default=6, metavar="N", help="requests behind the SLOs; default 6")
@@ -165,18 +171,11 @@ def _signals(comparison: "Comparison") -> Iterator[None]:
 
 
 def _manner(args: argparse.Namespace) -> "Manner":
-    from pdserve.bench import options
+    from pdserve.bench import options, progress
     from pdserve.bench.compare.comparison import Manner
 
-    @contextlib.contextmanager
-    def view() -> "Iterator[View]":
-        from pdserve.bench import progress
-
-        if sys.stderr.isatty() and not args.no_progress:
-            with progress.live(sys.stderr) as shown:
-                yield shown
-        else:
-            yield progress.Lines(asyncio.get_running_loop().time)
+    def view() -> "AbstractContextManager[View]":
+        return progress.shown(plain=args.no_progress)
 
     return Manner(options.expected(args), args.start_timeout, args.timeout, _say, view)
 
@@ -199,7 +198,7 @@ def _conclude(kept: "Folder", settings: "Settings") -> None:
     found = outcome([(cell, kept.results(cell)) for cell in kept.whole()], settings.threshold)
     if not found.curves:
         return
-    kept.write(curves=found.curves, ratios=found.ratios)
+    kept.write(curves=[one.told() for one in found.curves], ratios=found.ratios)
     _say("\n" + tables.report(settings, found.curves, found.ratios, kept.whole()))
     try:
         from pdserve.bench import report

@@ -102,6 +102,8 @@ class Comparison:
         if state.calibration is None or state.slo is None:
             raise ValueError("the calibration was kept a line above")
         self._say(objectives.words(state.calibration))
+        if caution := objectives.caution(state.calibration, self._settings.threshold):
+            self._say(f"CAUTION: {caution}")
         return state.slo
 
     async def _tune(self, offer: Offer) -> None:

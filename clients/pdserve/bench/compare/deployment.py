@@ -50,7 +50,11 @@ class Deployment:
         """`words`: what follows `pdserve`, for a state folder; `logs`: where the logs of a failed one are kept."""
         # Not a folder of the user's: a socket's path must be short.
         self._state = Path(tempfile.mkdtemp(prefix="pdsc-", dir="/tmp"))
-        self.command = ("pdserve", *words(self._state))
+        try:
+            self.command = ("pdserve", *words(self._state))
+        except BaseException:
+            self._state.rmdir()
+            raise
         self._timeout = timeout
         self._logs = logs
         self._process: asyncio.subprocess.Process | None = None

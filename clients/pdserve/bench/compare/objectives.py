@@ -71,6 +71,17 @@ def held(calibration: Calibration) -> int:
     return sum(not slo.missed(ttft=sample.ttft, itls=sample.itls) for sample in calibration.samples)
 
 
+def caution(calibration: Calibration, threshold: float) -> str:
+    """What follows where too few of the calibration requests met the objectives; empty: enough did."""
+    count, met = len(calibration.samples), held(calibration)
+    if met >= threshold * count:
+        return ""
+    return (
+        f"only {met} of {count} calibration requests met the objectives that were made of them: this machine stutters "
+        f"without a load, and {threshold:.0%} may be out of reach of every configuration"
+    )
+
+
 def words(calibration: Calibration) -> str:
     """Where the objectives come from, and whether this machine can hold them at all."""
     slo, count = slo_of(calibration), len(calibration.samples)

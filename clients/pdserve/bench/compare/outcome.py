@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pdserve.bench.compare.configurations import CONFIGURATIONS, Key
 from pdserve.bench.compare.folder import Cell
-from pdserve.bench.compare.ratios import Curve, Ratios, curve, ratios
+from pdserve.bench.compare.ratios import Curve, Pair, against, curve
 from pdserve.bench.results import Results
 
 PAIRS: Sequence[tuple[Key, Key]] = (("d", "b"), ("c", "b"), ("d", "e"), ("c", "e"), ("d", "a"), ("c", "a"), ("d", "c"))
@@ -17,7 +17,7 @@ class Outcome:
     """What is known when a comparison ends, or breaks off."""
 
     curves: tuple[Curve, ...]
-    ratios: tuple[Ratios, ...]
+    ratios: tuple[Pair, ...]
     pooled: tuple[Results, ...]
     """One document for each configuration, with the runs of all repeats: what a report takes."""
 
@@ -39,4 +39,4 @@ def outcome(cells: Sequence[tuple[Cell, Results]], threshold: float) -> Outcome:
     by_key = {one.key: one for one in curves}
     pairs = [(by_key[over], by_key[under]) for over, under in PAIRS if over in by_key and under in by_key]
     order = sorted(pooled, key=lambda key: (key != "b", key))
-    return Outcome(tuple(curves), tuple(ratios(*pair) for pair in pairs), tuple(pooled[key] for key in order))
+    return Outcome(tuple(curves), tuple(against(*pair) for pair in pairs), tuple(pooled[key] for key in order))

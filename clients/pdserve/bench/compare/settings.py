@@ -68,6 +68,8 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}: at least 1")
         if min(self.requests) < 1 or any(budget < 1 for budget in self.budgets) or self.warmup < 0:
             raise ConfigError("numbers of requests and budgets must be positive, a warm-up not negative")
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed}: not below 0")
         if self.output_len < 2:
             raise ConfigError("an answer of one token has no gap: the ITL cannot be measured")
         if not self.burstiness > 0 or not 0 < self.scale < math.inf:

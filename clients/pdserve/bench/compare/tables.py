@@ -1,82 +1,76 @@
 """A comparison as text: attainment, goodput, ratios, drift, CPU shares. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from pdserve.bench.bounds import Bounded
 from pdserve.bench.compare.configurations import CONFIGURATIONS, Configuration, Key
 from pdserve.bench.compare.folder import Cell, Share
-from pdserve.bench.compare.ratios import Curve, Figure, Point, Ratios
+from pdserve.bench.compare.ratios import Curve, Pair
 from pdserve.bench.compare.settings import Settings
+from pdserve.bench.goodput import fewest, unproven
+from pdserve.bench.report.entries import Point
+from pdserve.bench.report.ratios import Ratios, attainment_ratio_words, goodput_ratio_words
+from pdserve.bench.report.words import NONE, count, plain, seconds
 from pdserve.bench.results import Machine
-from pdserve.bench.words import seconds
+from pdserve.bench.words import table
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned columns, the first to the left, the others to the right."""
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-    def one(line: Sequence[str]) -> str:
-        cells = (
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([one(lines[0]), one(["-" * width for width in widths]), *(one(line) for line in lines[1:])])
-
-
-def report(settings: Settings, curves: Sequence[Curve], ratios: Sequence[Ratios], cells: Sequence[Cell]) -> str:
+def report(settings: Settings, curves: Sequence[Curve], pairs: Sequence[Pair], cells: Sequence[Cell]) -> str:
     """All tables, each with a line that says what its figures are."""
-    rates = sorted({point.rate for curve in curves for point in curve.points})
+    rates = sorted({point.load.value for curve in curves for point in curve.points})
+    repeated = any(len(point.runs) > 1 for curve in curves for point in curve.points)
+    of_repeats = ", lowest to highest of the repeats" if repeated else ""
     sections = [
         (
             "Attainment: requests that met both SLOs, of all (good rate = attainment x rate, requests a second)",
             _by_rate(curves, rates, _attainment),
         ),
+        *([("Drift between repeats: attainment, lowest to highest", _drift(curves, rates))] if repeated else []),
         (
-            "Drift between repeats: attainment, lowest to highest",
-            _by_rate(curves, rates, lambda point: _range(point.each, lambda share: f"{share:.0%}")),
+            f"Median TTFT{of_repeats}",
+            _by_rate(curves, rates, lambda point: _range(point.spreads("ttft", "p50"), seconds)),
         ),
         (
-            "Median TTFT, lowest to highest of the repeats",
-            _by_rate(curves, rates, lambda point: _range(point.ttfts, seconds)),
-        ),
-        (
-            "P99 of all gaps between tokens, lowest to highest of the repeats",
-            _by_rate(curves, rates, lambda point: _range(point.itls, seconds)),
+            f"P99 of all gaps between tokens{of_repeats}",
+            _by_rate(curves, rates, lambda point: _range(point.spreads("itl", "p99"), seconds)),
         ),
         (
             f"Goodput at {settings.threshold:.0%} attainment, requests a second",
             _goodputs(curves),
         ),
     ]
-    if ratios:
-        sections.append(("Ratios of attainments at each rate, and of goodputs", ratio_table(ratios, rates)))
-        sections += [("Where a ratio is a bound or unknown (?)", why)] if (why := _why(ratios)) else []
+    if pairs:
+        interval = "with the 95 % interval, were the requests independent"
+        sections.append((f"Ratios of attainments at each rate, {interval}", ratio_table(pairs, rates)))
+        sections.append(("Ratios of goodputs, with what the uncertainty of both allows", goodput_table(pairs)))
+        sections += [(f"Where a ratio is a bound or unknown ({NONE})", why)] if (why := _why(pairs)) else []
     if cells:
         sections.append(("Cores used, means over the time of all runs", shares_table(cells)))
     return "\n\n".join(f"{heading}\n\n{body}" for heading, body in sections)
 
 
-def figure(value: Figure, unit: str = "") -> str:
-    """A value or its bound; a question mark where it is unknown."""
+def figure(value: Bounded) -> str:
+    """A value or its bound; a dash where it is unknown."""
     if value.value is None:
-        return "?"
-    sign = {"at least": ">= ", "at most": "< "}.get(value.bound, "")
-    return f"{sign}{value.value:.2f}{unit}"
+        return NONE
+    sign = {"at least": "at least ", "at most": "below "}.get(value.bound, "")
+    return f"{sign}{value.value:.2f}"
 
 
-def ratio_table(ratios: Sequence[Ratios], rates: Sequence[float]) -> str:
-    """One line a pair of configurations."""
-    header = ["", *(f"attainment at {rate:g}/s" for rate in rates), "goodput, tried", "goodput, interpolated"]
+def ratio_table(pairs: Sequence[Pair], rates: Sequence[float]) -> str:
+    """Attainments: one line a pair of configurations, one column a rate."""
     rows = []
-    for one in ratios:
+    for one in pairs:
         by_rate = dict(one.attainments)
-        cells = [figure(by_rate[rate], "x") if rate in by_rate else "-" for rate in rates]
-        rows.append(
-            [f"{_name(one.over)} / {_name(one.under)}", *cells, figure(one.goodput, "x"), figure(one.crossing, "x")]
-        )
-    return table(header, rows)
+        cells = [attainment_ratio_words(by_rate[rate]) if rate in by_rate else "-" for rate in rates]
+        rows.append([_pair_name(one), *cells])
+    return table(["", *(f"attainment at {plain(rate)}/s" for rate in rates)], rows)
+
+
+def goodput_table(pairs: Sequence[Pair]) -> str:
+    """Goodputs: one line a pair of configurations."""
+    rows = [[_pair_name(one), goodput_ratio_words(one.goodput), figure(one.crossing)] for one in pairs]
+    return table(["", "goodput, tried", "goodput, interpolated"], rows)
 
 
 def shares_table(cells: Sequence[Cell]) -> str:
@@ -107,7 +101,7 @@ def mean_cores(shares: Sequence[Share]) -> dict[str, float]:
 
 def run_line(point: Point) -> str:
     """One rate of one deployment, when it has ended."""
-    return f"{point.rate:g} req/s: {_attainment(point)}"
+    return f"{point.load.at}: {_attainment(point)}"
 
 
 def head(
@@ -115,7 +109,7 @@ def head(
 ) -> str:
     """What is going to be measured, on what, and how long it will take (`expected`, seconds)."""
     loads = ", ".join(
-        f"{count} at {rate:g} req/s" for rate, count in zip(settings.rates, settings.requests, strict=True)
+        f"{number} at {plain(rate)} req/s" for rate, number in zip(settings.rates, settings.requests, strict=True)
     )
     what = settings.model if settings.engine == "vllm" else "the published step costs"
     lines = [
@@ -124,24 +118,43 @@ def head(
         f"requests: {loads}; arrivals as `vllm bench serve` makes them, seed {settings.seed} + repeat",
         *(f"  {one.label}" for one in configurations),
         "one deployment at a time on all cores; one deployment is offered all rates; "
-        f"{repeats} repeats, each begins one configuration further on",
-        f"about {expected / 60:.0f} minutes",
+        + (f"{repeats} repeats, each begins one configuration further on" if repeats > 1 else "1 repeat"),
+        f"about {count(max(round(expected / 60), 1), 'minute')}",
+        *_too_few(settings, repeats),
     ]
     if settings.scale != 1:
         lines.insert(
             3,
-            f"costs x {settings.scale:g}: 1 s here stands for {1 / settings.scale:g} s, "
+            f"costs x {settings.scale:g}: 1 s here stands for {plain(1 / settings.scale)} s, "
             f"1 req/s for {settings.scale:g} req/s; SLOs are measured here, so they scale too",
         )
     return "\n".join(lines)
 
 
+def _too_few(settings: Settings, repeats: int) -> list[str]:
+    """Whether so many requests can prove that a rate holds the threshold, all repeats together."""
+    need = fewest(settings.threshold)
+    short = [
+        f"{plain(rate)} req/s ({number * repeats})"
+        for rate, number in zip(settings.rates, settings.requests, strict=True)
+        if need is None or number * repeats < need
+    ]
+    if not short:
+        return []
+    takes = f"even all good it takes {need} requests" if need is not None else "no number of requests does"
+    return [f"too few requests for a bound at {', '.join(short)}: to prove {settings.threshold:.0%}, {takes}"]
+
+
 def _by_rate(curves: Sequence[Curve], rates: Sequence[float], cell: Callable[[Point], str]) -> str:
     rows = []
     for curve in curves:
-        found: Mapping[float, Point] = {point.rate: point for point in curve.points}
+        found: Mapping[float, Point] = {point.load.value: point for point in curve.points}
         rows.append([CONFIGURATIONS[curve.key].label, *(cell(found[rate]) if rate in found else "-" for rate in rates)])
-    return table(["", *(f"{rate:g} req/s" for rate in rates)], rows)
+    return table(["", *(f"{plain(rate)} req/s" for rate in rates)], rows)
+
+
+def _drift(curves: Sequence[Curve], rates: Sequence[float]) -> str:
+    return _by_rate(curves, rates, lambda point: _range(point.each, lambda share: f"{share:.0%}"))
 
 
 def _attainment(point: Point) -> str:
@@ -160,20 +173,39 @@ def _goodputs(curves: Sequence[Curve]) -> str:
     rows = []
     for curve in curves:
         found = curve.goodput
-        lowest = f"< {curve.points[0].rate:g}" if curve.points else "-"
-        tried = f"{found.value:g}" if found.value else lowest
-        rows.append([CONFIGURATIONS[curve.key].label, tried, figure(curve.crossing)])
-    return table(["", "highest tried", "interpolated"], rows)
+        lowest = f"below {plain(curve.points[0].load.value)}" if curve.points else "-"
+        tried = plain(found.value) if found.value else lowest
+        row = [
+            CONFIGURATIONS[curve.key].label,
+            tried,
+            plain(found.low or None),
+            plain(found.high),
+            figure(curve.crossing),
+        ]
+        rows.append(row)
+    said = table(["", "highest tried", "surely at least", "surely below", "interpolated"], rows)
+    why = [f"{CONFIGURATIONS[one.key].label}: {told}" for one in curves if (told := unproven(one.goodput))]
+    return "\n".join([said, *why])
 
 
-def _why(ratios: Sequence[Ratios]) -> str:
-    """What stands behind bounds and question marks."""
+def _why(pairs: Sequence[Pair]) -> str:
+    """What stands behind bounds and dashes."""
     lines = []
-    for one in ratios:
-        named = [(f" at {rate:g} req/s", value) for rate, value in one.attainments]
-        named += [(", goodput, tried", one.goodput), (", goodput, interpolated", one.crossing)]
-        lines += [f"{_name(one.over)} / {_name(one.under)}{name}: {value.why}" for name, value in named if value.why]
+    for one in pairs:
+        named = [(f" at {plain(rate)} req/s", _no_ratio(found)) for rate, found in one.attainments]
+        named += [(", goodput, tried", one.goodput.known.why), (", goodput, interpolated", one.crossing.why)]
+        lines += [f"{_pair_name(one)}{name}: {why}" for name, why in named if why]
     return "\n".join(lines)
+
+
+def _no_ratio(found: Ratios) -> str:
+    if found.attainment_range is None:
+        return "no request of either was good"
+    return "no request below was good: the interval's lower end" if found.attainment is None else ""
+
+
+def _pair_name(one: Pair) -> str:
+    return f"{_name(one.over)} / {_name(one.under)}"
 
 
 def _name(key: Key) -> str:

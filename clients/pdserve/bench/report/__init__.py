@@ -1,15 +1,13 @@
 """The report of a bench: one self-contained HTML page, or its figures as PNG files, of any number of results.
 
 `entries` and `comparison` say what is compared, `figures_*` draw on the surface of `figures`, `contents` puts them in
-order, `page` renders. The base that others are compared with is the first of the results.
+order, `page` renders. The base that others are compared with is the first of the results. What draws is imported
+when something is drawn: who only wants the words or the ratios does not wait for matplotlib.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdserve.bench.report import figures
-from pdserve.bench.report.contents import contents_of
-from pdserve.bench.report.page import render
 from pdserve.bench.results import Results
 from pdserve.rpc.errors import ConfigError
 
@@ -25,6 +23,9 @@ def write_html(results: Sequence[Results], path: Path, *, rate: float | None = N
     Raises:
         ConfigError: there are no results, none has a run at `rate`, or the file cannot be written.
     """
+    from pdserve.bench.report.contents import contents_of
+    from pdserve.bench.report.page import render
+
     page = render(contents_of(results, rate))
     try:
         path.write_text(page, encoding="utf-8")
@@ -38,6 +39,9 @@ def write_pngs(results: Sequence[Results], folder: Path, *, rate: float | None =
     Raises:
         ConfigError: as `write_html`.
     """
+    from pdserve.bench.report import figures
+    from pdserve.bench.report.contents import contents_of
+
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

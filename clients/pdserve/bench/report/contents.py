@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.report.entries import Entry, Kind, Load, all_loads, chosen_load, entries_of
+from pdserve.bench.report.entries import Entry, Kind, Level, all_levels, chosen_level, entries_of
 from pdserve.bench.report.figures_attainment import attainment
 from pdserve.bench.report.figures_itl import itl
 from pdserve.bench.report.figures_load import good_rate, single, throughput
@@ -28,7 +28,7 @@ class Contents:
     """The report before it is drawn."""
 
     entries: tuple[Entry, ...]
-    load: Load | None
+    load: Level | None
     """Where configurations are compared; None: there is no run."""
     sections: tuple[Section, ...]
 
@@ -45,10 +45,10 @@ def contents_of(results: Sequence[Results], rate: float | None = None) -> Conten
         ConfigError: there is no file, or none has a run at `rate`.
     """
     entries = entries_of(results)
-    load = chosen_load(entries, rate)
+    load = chosen_level(entries, rate)
     if load is None:
         return Contents(entries, None, ())
-    loads = all_loads(entries)
+    loads = all_levels(entries)
     kinds: list[Kind] = [kind for kind in ("rate", "concurrency") if any(each.kind == kind for each in loads)]
     kinds.sort(key=lambda kind: kind != load.kind)
     over_load = []

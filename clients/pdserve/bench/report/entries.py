@@ -1,10 +1,10 @@
 """What is compared: every results file as one entry with a letter, its runs grouped by load. Pure."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pdserve.bench.goodput import good_rate, wilson
 from pdserve.bench.report import words
 from pdserve.bench.results import Goodput, Results, Run
 from pdserve.bench.slo import Slo
@@ -14,7 +14,7 @@ Kind = Literal["rate", "concurrency"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Load:
+class Level:
     """What was offered: an arrival rate, or a number of requests kept in flight."""
 
     kind: Kind
@@ -32,16 +32,16 @@ class Load:
         return f"r = {words.plain(self.value)}" if self.kind == "rate" else f"N = {words.plain(self.value)}"
 
 
-def load_of(run: Run) -> Load:
+def level_of(run: Run) -> Level:
     """The load of a run; equal rates are equal whatever their last bits are.
 
     Raises:
         ConfigError: it says neither a rate nor a number in flight.
     """
     if run.rate is not None:
-        return Load("rate", float(f"{run.rate:.9g}"))
+        return Level("rate", float(f"{run.rate:.9g}"))
     if run.concurrency is not None:
-        return Load("concurrency", float(run.concurrency))
+        return Level("concurrency", float(run.concurrency))
     raise ConfigError("a run has neither a rate nor a concurrency")
 
 
@@ -49,7 +49,7 @@ def load_of(run: Run) -> Load:
 class Point:
     """One configuration at one load; several runs at the same load are pooled."""
 
-    load: Load
+    load: Level
     runs: tuple[Run, ...]
 
     @property
@@ -75,9 +75,19 @@ class Point:
         return self.good / self.requests
 
     @property
+    def good_rate(self) -> float:
+        """Good requests a second: attainment x the offered rate; of a closed loop the mean over the runs."""
+        return good_rate(self.attainment, self.load.value) if self.load.kind == "rate" else self.mean("good_rate")
+
+    @property
+    def each(self) -> tuple[float, ...]:
+        """Attainment of each run, in order."""
+        return tuple(run.summary.attainment for run in self.runs)
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Where the true share is, with 95 % confidence, were the requests independent."""
-        return wilson(self.attainment * self.requests, self.requests)
+        return wilson(self.attainment, self.requests)
 
     @property
     def partial(self) -> bool:
@@ -91,9 +101,13 @@ class Point:
 
     def spread(self, name: str, figure: str) -> float | None:
         """The mean over the runs of one figure of a distribution: ("ttft", "p99"); None where no run has it."""
-        spreads = [getattr(run.summary, name) for run in self.runs]
-        values = [float(getattr(spread, figure)) for spread in spreads if spread is not None]
+        values = self.spreads(name, figure)
         return sum(values) / len(values) if values else None
+
+    def spreads(self, name: str, figure: str) -> tuple[float, ...]:
+        """The same figure of each run that has it, in order."""
+        found = (getattr(run.summary, name) for run in self.runs)
+        return tuple(float(getattr(spread, figure)) for spread in found if spread is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class Entry:
     """Its name in the figures: A is the base. Empty where it is the only one."""
     label: str
     results: Results
-    points: Mapping[Load, Point]
+    points: Mapping[Level, Point]
     """By load, ascending."""
 
     @property
@@ -154,16 +168,16 @@ def entries_of(results: Sequence[Results]) -> tuple[Entry, ...]:
     return tuple(_entry(place, _letter(place) if len(results) > 1 else "", each) for place, each in enumerate(results))
 
 
-def chosen_load(entries: Sequence[Entry], rate: float | None) -> Load | None:
+def chosen_level(entries: Sequence[Entry], rate: float | None) -> Level | None:
     """The load at which configurations are compared: `rate` where it is told, else the highest of those that most
     entries were measured at. None: there is no run at all.
 
     Raises:
         ConfigError: no entry was measured at `rate`.
     """
-    loads = all_loads(entries)
+    loads = all_levels(entries)
     if rate is not None:
-        told = Load("rate", float(f"{rate:.9g}"))
+        told = Level("rate", float(f"{rate:.9g}"))
         if told not in loads:
             known = ", ".join(words.plain(load.value) for load in loads if load.kind == "rate") or "none"
             raise ConfigError(f"no file has a run at {words.plain(rate)} req/s; there are: {known}")
@@ -172,30 +186,26 @@ def chosen_load(entries: Sequence[Entry], rate: float | None) -> Load | None:
     return max(loads, key=lambda load: (sum(load in entry.points for entry in entries), load), default=None)
 
 
-def all_loads(entries: Sequence[Entry]) -> list[Load]:
+def all_levels(entries: Sequence[Entry]) -> list[Level]:
     """Every load of any entry, ascending."""
     return sorted({load for entry in entries for load in entry.points})
 
 
-def wilson(good: float, total: int) -> tuple[float, float]:
-    """The 95 % score interval of a share (Wilson 1927): for small numbers it stays inside [0, 1]."""
-    if not total:
-        return 0.0, 1.0
-    z = 1.959964
-    share = good / total
-    middle = share + z * z / (2 * total)
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+def points_of(runs: Sequence[Run]) -> dict[Level, Point]:
+    """The runs by load, ascending.
+
+    Raises:
+        ConfigError: a run says neither a rate nor a number in flight.
+    """
+    grouped: dict[Level, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(level_of(run), []).append(run)
+    return {load: Point(load, tuple(grouped[load])) for load in sorted(grouped)}
 
 
 def _entry(place: int, letter: str, results: Results) -> Entry:
-    grouped: dict[Load, list[Run]] = {}
-    for run in results.runs:
-        grouped.setdefault(load_of(run), []).append(run)
-    points = {load: Point(load, tuple(grouped[load])) for load in sorted(grouped)}
     label = " ".join(results.label.split()) or " ".join(filter(None, (results.target.model, results.target.mode)))
-    return Entry(place, letter, label or "unnamed", results, points)
+    return Entry(place, letter, label or "unnamed", results, points_of(results.runs))
 
 
 def _letter(place: int) -> str:

@@ -2,23 +2,21 @@
 
 from collections.abc import Sequence
 
+from pdserve.bench.goodput import THRESHOLD
 from pdserve.bench.report import palette, words
 from pdserve.bench.report.comparison import goodput_words
-from pdserve.bench.report.entries import Entry, Kind, Load, Point
+from pdserve.bench.report.entries import Entry, Kind, Level, Point
 from pdserve.bench.report.figures import Axes, Frame, Sheet
 from pdserve.bench.report.figures_curves import Row, band, curves, dots, percent_tick, rows_sheet
 from pdserve.bench.report.figures_load import AXIS, OVER, at_the_load, load_axes, series_of, single
 from pdserve.bench.report.picture import Picture, Table
 
-USUAL_THRESHOLD = 0.9
-"""Goodput's default: shown where no file has another."""
 
-
-def attainment(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
+def attainment(entries: Sequence[Entry], kind: Kind, load: Level) -> Picture:
     """Share of requests that meet every objective, over the load, and the goodput that follows."""
     series = [series_of(entry, kind, lambda point: point.attainment, lambda point: point.interval) for entry in entries]
     found = [entry for entry in entries if entry.goodput] if kind == "rate" else []
-    limits = sorted({entry.goodput.threshold for entry in found if entry.goodput}) or [USUAL_THRESHOLD]
+    limits = sorted({entry.goodput.threshold for entry in found if entry.goodput}) or [THRESHOLD]
 
     def draw(frame: Frame) -> Sheet:
         if single(entries, kind):
@@ -65,7 +63,8 @@ def attainment(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
             "Shaded or pale: the 95 % interval of a share of so many requests (Wilson), were they independent. "
             + ("Small dots: single runs of those that were repeated. " if repeated else "")
             + (
-                "Goodput's bar runs from the highest rate that held to the lowest above it that did not."
+                "Goodput's bar runs from the highest rate that held by more than its interval to the lowest above it "
+                "that fell significantly short."
                 if drawn
                 else ""
             )
@@ -124,7 +123,7 @@ def _mark_goodput(axes: Axes, entry: Entry) -> None:
 
 
 def _goodput_rows(sheet: Sheet, found: Sequence[Entry], limits: tuple[float, float], top: float) -> None:
-    """Below the curves and on their axis: one line a configuration, from the rate that held to the one that did not."""
+    """Below the curves and on their axis: one line a configuration, from its `low` to its `high`."""
     left, right = band(sheet)
     axes = sheet.panel(left, top + 14, right - left, 24 * len(found), grid="x")
     axes.set_xlim(limits)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.report import palette, words
-from pdserve.bench.report.entries import Entry, Load
+from pdserve.bench.report.entries import Entry, Level
 from pdserve.bench.report.figures import Frame, Sheet, ticks
 from pdserve.bench.report.figures_curves import Series, band, curves
 from pdserve.bench.report.picture import Picture, Table
@@ -25,14 +25,14 @@ class Gaps:
     """The figure of each request that the objective is on."""
 
 
-def gaps_of(entry: Entry, load: Load) -> Gaps:
+def gaps_of(entry: Entry, load: Level) -> Gaps:
     """Of all runs at the load."""
     records = [record for run in entry.points[load].runs for record in run.requests if record.itls]
     figures = [figure for record in records if (figure := itl_figure(record.itls, entry.slo.itl_of)) is not None]
     return Gaps(entry, tuple(sorted(gap for record in records for gap in record.itls)), tuple(sorted(figures)))
 
 
-def itl(entries: Sequence[Entry], load: Load) -> Picture | None:
+def itl(entries: Sequence[Entry], load: Level) -> Picture | None:
     """Percentiles of the gaps at one load; None: no answer had two tokens."""
     shown = [gaps for entry in entries if load in entry.points if (gaps := gaps_of(entry, load)).all_gaps]
     if not shown:

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from pdserve.bench.report import palette, words
-from pdserve.bench.report.entries import Entry, Kind, Load, Point
+from pdserve.bench.report.entries import Entry, Kind, Level, Point
 from pdserve.bench.report.figures import Axes, Frame, Sheet
 from pdserve.bench.report.figures_curves import Row, Series, band, curves, rows_sheet
 from pdserve.bench.report.picture import Picture, Table
@@ -13,9 +13,9 @@ AXIS = {"rate": "offered rate, requests per second", "concurrency": "requests ke
 OVER = {"rate": "the offered rate", "concurrency": "the requests in flight"}
 
 
-def good_rate(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
+def good_rate(entries: Sequence[Entry], kind: Kind, load: Level) -> Picture:
     """Good requests a second over the load."""
-    series = [series_of(entry, kind, lambda point: point.mean("good_rate")) for entry in entries]
+    series = [series_of(entry, kind, lambda point: point.good_rate) for entry in entries]
 
     def draw(frame: Frame) -> Sheet:
         if single(entries, kind):
@@ -32,7 +32,7 @@ def good_rate(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
         return sheet
 
     def says(point: Point) -> str:
-        return f"{words.rate(point.mean('good_rate'))} req/s"
+        return f"{words.rate(point.good_rate)} req/s"
 
     means = "attainment x offered rate" if kind == "rate" else "good requests over the run's duration"
     return Picture(
@@ -43,7 +43,7 @@ def good_rate(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
         table=Table(
             ("configuration", "load", "good rate, req/s"),
             tuple(
-                (entry.name, point.load.at, words.rate(point.mean("good_rate")))
+                (entry.name, point.load.at, words.rate(point.good_rate))
                 for entry in entries
                 for point in entry.of(kind)
             ),
@@ -53,7 +53,7 @@ def good_rate(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
     )
 
 
-def throughput(entries: Sequence[Entry], kind: Kind, load: Load) -> Picture:
+def throughput(entries: Sequence[Entry], kind: Kind, load: Level) -> Picture:
     """Completed requests and generated tokens a second over the load."""
     names = ("request_throughput", "output_token_throughput")
     heads = ("completed requests per second", "generated tokens per second")
@@ -164,7 +164,7 @@ def _single_rate(frame: Frame, entries: Sequence[Entry], kind: Kind, name: str, 
 
 
 def at_the_load(
-    entries: Sequence[Entry], load: Load, what: str, says: Callable[[Point], str], kind: Kind
+    entries: Sequence[Entry], load: Level, what: str, says: Callable[[Point], str], kind: Kind
 ) -> tuple[str, ...]:
     """One sentence for all configurations at the load that they are compared at."""
     points = [(entry, entry.points[load]) for entry in entries if load in entry.points] if load.kind == kind else []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.report import palette, words
-from pdserve.bench.report.entries import Entry, Load, Point
+from pdserve.bench.report.entries import Entry, Level, Point
 from pdserve.bench.report.figures import Frame, Sheet, ticks
 from pdserve.bench.report.picture import Picture, Table
 
@@ -19,7 +19,7 @@ class Stack:
     """The mean time to first token of one configuration at one load."""
 
     entry: Entry
-    load: Load
+    load: Level
     segments: tuple[tuple[str, float], ...]
     """Part and seconds, in path order; what is unexplained comes last."""
     ttft: float
@@ -58,7 +58,7 @@ def ordered(names: set[str]) -> list[str]:
     return known + sorted(names - set(palette.PARTS))
 
 
-def parts_at(entries: Sequence[Entry], load: Load) -> Picture | None:
+def parts_at(entries: Sequence[Entry], load: Level) -> Picture | None:
     """A bar for every configuration at one load; None: nobody has parts there."""
     stacks = [stack for entry in entries if load in entry.points if (stack := stack_of(entry, entry.points[load]))]
     if not stacks:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdserve.bench.report import palette, words
-from pdserve.bench.report.entries import Entry, Load
+from pdserve.bench.report.entries import Entry, Level
 from pdserve.bench.report.figures import Frame, Sheet, bars
 from pdserve.bench.report.picture import Picture, Table
 from pdserve.bench.results import Record
@@ -57,12 +57,12 @@ def bars_of(entry: Entry, records: Sequence[Record], measure: Measure) -> list[B
     return made
 
 
-def records_of(entry: Entry, load: Load) -> list[Record]:
+def records_of(entry: Entry, load: Level) -> list[Record]:
     """Of the first run at the load: a repetition's requests would lie on top of it."""
     return list(entry.points[load].runs[0].requests)
 
 
-def requests(entries: Sequence[Entry], load: Load) -> Picture:
+def requests(entries: Sequence[Entry], load: Level) -> Picture:
     """TTFT and ITL of every request at one load."""
     shown = [entry for entry in entries if load in entry.points]
     made: dict[tuple[int, Measure], list[Bar]] = {
@@ -174,7 +174,7 @@ def _legend(sheet: Sheet) -> None:
     sheet.words(188, 12, "▲  past the top")
 
 
-def _finding(entry: Entry, load: Load) -> str:
+def _finding(entry: Entry, load: Level) -> str:
     records = records_of(entry, load)
     said = []
     for measure in MEASURES:
@@ -188,7 +188,7 @@ def _finding(entry: Entry, load: Load) -> str:
     return f"{entry.brief}: of {words.count(len(records), 'request')} {words.joined(said) or 'none failed'}."
 
 
-def _note(entries: Sequence[Entry], load: Load) -> str:
+def _note(entries: Sequence[Entry], load: Level) -> str:
     most = max((len(records_of(entry, load)) for entry in entries), default=0)
     each = -(-most // MOST_BARS)
     said = "In the order in which they were due." if each <= 1 else f"Each bar is the slowest of {each} in a row."
@@ -197,7 +197,7 @@ def _note(entries: Sequence[Entry], load: Load) -> str:
     return f"{said} A bar that goes past the top is cut and marked. The scale is the same in every row."
 
 
-def _table(entries: Sequence[Entry], load: Load, made: dict[tuple[int, Measure], list[Bar]]) -> Table:
+def _table(entries: Sequence[Entry], load: Level, made: dict[tuple[int, Measure], list[Bar]]) -> Table:
     ms: Callable[[float | None], str] = words.milliseconds
     rows = []
     for entry in entries:

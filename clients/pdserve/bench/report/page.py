@@ -6,10 +6,11 @@ from typing import Any
 
 import jinja2
 
-from pdserve.bench.report import comparison, figures, palette, words
+from pdserve.bench.goodput import unproven
+from pdserve.bench.report import comparison, figures, palette, ratios, words
 from pdserve.bench.report.comparison import goodput_words
 from pdserve.bench.report.contents import Contents
-from pdserve.bench.report.entries import Entry, Load
+from pdserve.bench.report.entries import Entry, Level
 from pdserve.bench.report.picture import Picture, Table
 
 MOST_MESSAGE = 200
@@ -52,6 +53,11 @@ def context(contents: Contents) -> dict[str, Any]:
                 "label": entry.label,
                 "colour": f"var(--entry-{entry.place % len(palette.ENTRIES)})",
                 "partial": entry.partial,
+                "doubts": [
+                    f"at {load.at}: {doubt}"
+                    for load, point in entry.points.items()
+                    for doubt in dict.fromkeys(doubt for run in point.runs for doubt in run.doubts)
+                ],
                 "why": entry.results.why_partial or "a run broke off",
             }
             for entry in entries
@@ -107,7 +113,7 @@ def _drawn(picture: Picture) -> Drawn:
     return Drawn(picture, *made)
 
 
-def _headline(entries: Sequence[Entry], load: Load | None) -> list[dict[str, Any]]:
+def _headline(entries: Sequence[Entry], load: Level | None) -> list[dict[str, Any]]:
     """What the report comes to: one card a configuration."""
     if load is None:
         return []
@@ -119,15 +125,16 @@ def _headline(entries: Sequence[Entry], load: Load | None) -> list[dict[str, Any
             lines.append({**name, "figure": words.NONE, "says": [f"not measured at {load.at}"]})
             continue
         says = [f"{point.good} of {point.requests} requests met every SLO at {load.at}"]
-        found = comparison.ratios(base, entry, load)
+        found = ratios.ratios(base.points.get(load), point)
+        goodputs = ratios.goodput_ratio(base.goodput, entry.goodput)
         if len(entries) > 1 and not entry.place:
             says.append("the base that the others are compared with")
-        if entry.place and found.attainment is not None:
+        if entry.place and found.attainment_range is not None:
             says.append(
-                f"ratio of attainments at {load.symbol} to {base.letter}: {comparison.attainment_ratio_words(found)}"
+                f"ratio of attainments at {load.symbol} to {base.letter}: {ratios.attainment_ratio_words(found)}"
             )
-        if entry.place and found.goodput is not None:
-            says.append(f"ratio of goodputs to {base.letter}: {comparison.goodput_ratio_words(found)}")
+        if entry.place and goodputs.known.value is not None:
+            says.append(f"ratio of goodputs to {base.letter}: {ratios.goodput_ratio_words(goodputs)}")
         lines.append({**name, "figure": words.percent(point.attainment), "says": says})
     return lines
 
@@ -139,7 +146,7 @@ def _goodputs(entries: Sequence[Entry]) -> Table | None:
             goodput_words(entry),
             words.percent(found.threshold),
             ", ".join(f"{words.plain(each.rate)}: {words.percent(each.attainment)}" for each in found.tried),
-            found.why,
+            "; ".join(filter(None, (unproven(found), found.why))),
         )
         for entry in entries
         if (found := entry.goodput) is not None
@@ -148,24 +155,24 @@ def _goodputs(entries: Sequence[Entry]) -> Table | None:
     return Table(columns, tuple(rows), words=5) if rows else None
 
 
-def _compared(entries: Sequence[Entry], load: Load) -> Table:
+def _compared(entries: Sequence[Entry], load: Level) -> Table:
     many = len(entries) > 1
-    names = comparison.ratio_columns(load)
+    names = ratios.ratio_columns(load)
     rows = []
     for entry in entries:
         point = entry.points.get(load)
-        found = comparison.ratios(entries[0], entry, load)
+        found = ratios.ratios(entries[0].points.get(load), point)
         row = [entry.name + (" (partial)" if entry.partial else "")]
         if point is None:
             row += [words.NONE, words.NONE]
         else:
-            row += [words.percent(point.attainment), f"{words.rate(point.mean('good_rate'))} req/s"]
+            row += [words.percent(point.attainment), f"{words.rate(point.good_rate)} req/s"]
         row.append(goodput_words(entry))
         if many and not entry.place:
             row += ["1 (base)"] * 3
         elif many:
-            row += [comparison.attainment_ratio_words(found), words.ratio(found.good_rate)]
-            row.append(comparison.goodput_ratio_words(found))
+            row += [ratios.attainment_ratio_words(found), words.ratio(found.good_rate)]
+            row.append(ratios.goodput_ratio_words(ratios.goodput_ratio(entries[0].goodput, entry.goodput)))
         rows.append(tuple(row))
     columns = (
         "configuration",
@@ -177,7 +184,7 @@ def _compared(entries: Sequence[Entry], load: Load) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _latencies(entries: Sequence[Entry], load: Load) -> Table:
+def _latencies(entries: Sequence[Entry], load: Level) -> Table:
     rows = []
     for entry in entries:
         point = entry.points.get(load)
@@ -206,9 +213,9 @@ def _ratios(entries: Sequence[Entry]) -> Table | None:
         (
             load.at,
             words.percent(entries[0].points[load].attainment),
-            *(comparison.attainment_ratio_words(value) for value in values),
+            *(ratios.attainment_ratio_words(value) for value in values),
         )
-        for load, values in comparison.every_load(entries)
+        for load, values in ratios.every_load(entries)
     ]
     columns = ("load", f"attainment of {entries[0].name}", *(entry.name for entry in entries[1:]))
     return Table(columns, tuple(rows)) if len(rows) > 1 else None
@@ -242,7 +249,7 @@ def _runs(entries: Sequence[Entry]) -> Table:
                     (
                         entry.name,
                         point.load.at,
-                        "PARTIAL" if run.partial else "whole",
+                        "; ".join(("PARTIAL" if run.partial else "whole", *run.doubts)),
                         str(of.requests),
                         str(of.failed),
                         words.percent(of.attainment),

@@ -38,15 +38,6 @@ def like_vllm(rate: float, burstiness: float, count: int, seed: int) -> list[flo
     return [time * factor for time in times]
 
 
-def poisson(rate: float, count: int, rng: "np.random.Generator") -> list[float]:
-    """A Poisson process of `rate` a second, as drawn: not stretched to a length. The first request is at 0.
-
-    Raises:
-        ConfigError: a value that cannot be.
-    """
-    return gamma(rate, 1.0, count, rng)
-
-
 def gamma(rate: float, burstiness: float, count: int, rng: "np.random.Generator") -> list[float]:
     """Gaps from a gamma distribution of mean 1 / rate and shape `burstiness`. The first request is at 0.
 
@@ -61,16 +52,6 @@ def gamma(rate: float, burstiness: float, count: int, rng: "np.random.Generator"
     for gap in gaps:
         times.append(times[-1] + gap)
     return times
-
-
-def at_once(count: int) -> list[float]:
-    """All due at the start: a closed loop sends as soon as one of its N places is free.
-
-    Raises:
-        ConfigError: no request.
-    """
-    _check(1.0, 1.0, count)
-    return [0.0] * count
 
 
 def scaled(times: list[float], rate: float) -> list[float]:
