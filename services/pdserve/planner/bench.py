@@ -9,7 +9,7 @@ import argparse
 import time
 
 from pdserve.bench.workload.arrivals import like_vllm
-from pdserve.planner.profile import load
+from pdserve.planner.profile_file import load
 from pdserve.planner.simulator import Job, Mode, simulate
 
 

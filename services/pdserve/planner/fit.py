@@ -83,7 +83,7 @@ def tp4_fleet(values: Sequence[float], mode: Mode) -> Fleet:
         prefill=engine,
         decode=engine,
         both=EngineSpec(cost, COLOCATED_BUDGET, MAX_SEQS, KV_TP4),
-        handover=Handover(serialization, tail, KV_BYTES, bandwidth, KV_LAYERS),
+        handover=Handover(serialization, tail, bytes_per_token=KV_BYTES, bandwidth=bandwidth, layers=KV_LAYERS),
         dispatch=dispatch,
         routing=Routing.ROUND_ROBIN,
     )

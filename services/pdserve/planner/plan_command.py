@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,10 @@ if TYPE_CHECKING:
     from pdserve.planner.profile import Profile
 
 _WINDOW_S = 60.0
-_HTTP_S = 10.0
-"""Longest wait for a page of metrics, seconds."""
+_OF_WORKLOAD = (
+    "scenario", "input_len", "output_len", "hit_rate", "rate", "concurrency", "burstiness", "trace",
+)  # fmt: skip
+"""Flags that say what is asked."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +40,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--scenario", default="", metavar="NAME", help="prompt and answer tokens, by name, as 2K/1K")
     work.add_argument("--input-len", metavar="N[-M]", help="prompt tokens, or an even range of them")
     work.add_argument("--output-len", metavar="N[-M]", help="answer tokens, or an even range of them")
-    work.add_argument(
-        "--hit-rate", type=float, default=0.0, metavar="X", help="share of a prompt found in a prefix cache"
-    )
+    work.add_argument("--hit-rate", type=float, metavar="X", help="share of a prompt found in a prefix cache")
     work.add_argument("--rate", type=float, metavar="R", help="requests a second; with --trace: in place of its own")
     work.add_argument("--concurrency", type=int, metavar="N", help="requests in flight, in place of a rate")
-    work.add_argument("--burstiness", type=float, default=1.0, metavar="X", help="1 Poisson, less bursts; default 1")
+    work.add_argument("--burstiness", type=float, metavar="X", help="1 Poisson, less bursts; default 1")
     work.add_argument("--trace", type=Path, metavar="FILE", help="a recorded trace as JSON lines, as `bench` takes it")
     work.add_argument("--watch", metavar="URL", help="a proxy whose metrics tell the workload, http://HOST:PORT")
-    work.add_argument("--window", type=float, default=_WINDOW_S, metavar="S", help="that is watched; default 60 s")
+    work.add_argument("--window", type=float, metavar="S", help="that is watched; default 60 s")
     work.add_argument("--once", action="store_true", help="with --watch: plan once, after one window")
     good = parser.add_argument_group("what is good")
     for name, words in (
@@ -65,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--json", action="store_true", help="print the plan as JSON")
     out.add_argument("--report", type=Path, metavar="FILE", help="the plan as a .html page or a .png picture")
     out.add_argument("--seed", type=int, default=0, metavar="N", help="the first of the runs' seeds; default 0")
-    out.add_argument("--requests", type=int, metavar="N", help="of a run; default: three answers' time, 100 to 800")
+    out.add_argument("--requests", type=int, metavar="N", help="of a run; default: by how long answers take, to 4000")
     out.add_argument("--quick", action="store_true", help="leave out goodput, what binds and what would change it")
     out.add_argument("--allow-misfit", action="store_true", help="plan with a profile that does not fit")
 
@@ -80,11 +79,17 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a profile, workload or SLO that nothing can be planned for; it says why.
     """
     with _extra():
-        from pdserve.planner.profile import load
+        from pdserve.planner.profile_file import load
 
         profile, slo, settings = load(args.profile), _slo(args), _settings(args)
+        if args.report is not None:
+            from pdserve.planner.planning import figure
+
+            figure.check(args.report)
         if args.watch is not None:
             return _watch(args, profile, slo, settings)
+        if args.once or args.window is not None:
+            raise ConfigError("--once and --window are of --watch: give it an address")
         workload = _workload(args)
         if args.engines is None and args.gpus is None:
             raise ConfigError("say how many engines there are with --engines, or accelerators with --gpus")
@@ -125,10 +130,11 @@ def _workload(args: argparse.Namespace) -> "Workload":
     from pdserve.bench.workload.scenarios import SCENARIOS
     from pdserve.planner.planning.workload import Workload, of_trace
 
-    lengths = args.scenario or args.input_len or args.output_len
     if args.trace is not None:
-        if lengths or args.hit_rate or args.concurrency is not None:
-            raise ConfigError("a trace has its own lengths, hits and times: give it only a --rate")
+        if given := _given(args, *(name for name in _OF_WORKLOAD if name not in ("rate", "trace"))):
+            raise ConfigError(
+                f"a trace has its own lengths, hits and times: leave out {given}; only --rate can be given"
+            )
         from pdserve.bench.workload.files import read_trace
 
         return of_trace(*read_trace(args.trace), args.rate)
@@ -144,7 +150,10 @@ def _workload(args: argparse.Namespace) -> "Workload":
         raise ConfigError("say what is asked: --scenario, --input-len and --output-len, --trace, or --watch")
     if args.rate is None and args.concurrency is None:
         raise ConfigError("say how much is asked: --rate in requests a second, or --concurrency in flight")
-    return Workload(prompt, output, args.hit_rate, args.rate, args.concurrency, args.burstiness)
+    if args.concurrency is not None and args.burstiness is not None:
+        raise ConfigError("--burstiness is of arrivals at a --rate: with --concurrency there are none")
+    hits, bursts = args.hit_rate or 0.0, 1.0 if args.burstiness is None else args.burstiness
+    return Workload(prompt, output, hits, args.rate, args.concurrency, bursts)
 
 
 def _show(args: argparse.Namespace, plan: "Plan") -> None:
@@ -166,54 +175,35 @@ def _show(args: argparse.Namespace, plan: "Plan") -> None:
 
 
 def _watch(args: argparse.Namespace, profile: "Profile", slo: "Slo", settings: "Settings") -> int:
-    """Plans for each window of what a proxy says, until Ctrl-C; a window without requests is only said to be so."""
+    """Plans for each window of what a proxy says, until Ctrl-C."""
     from pdserve.planner.planning import metrics
-    from pdserve.planner.planning.decision import Budget
+    from pdserve.planner.planning.decision import Budget, check_profile
+    from pdserve.planner.watching import watch
 
-    if args.trace or args.rate is not None or args.concurrency is not None or args.input_len or args.scenario:
-        raise ConfigError("--watch reads the workload: give no other")
-    if not 0 < args.window < float("inf"):
-        raise ConfigError(f"--window {args.window:g}: a positive number of seconds")
-    before = _read(args.watch)
-    while True:
-        time.sleep(args.window)
-        now = _read(args.watch)
-        try:
-            workload = metrics.workload(before, now)
-        except metrics.NothingCame as nothing:
-            if args.once:
-                raise ConfigError(f"{args.watch}: {nothing.message}") from nothing
-            sys.stderr.write(f"{nothing.message}\n")
-        else:
-            count = args.engines if args.engines or args.gpus else sum(now.engines.values())
-            if not args.json:
-                sys.stdout.write(f"{args.watch}: {metrics.deployed(now.engines)}\n")
-            _show(args, _plan(profile, workload, slo, Budget(count, args.gpus), settings))
-        if args.once:
-            return 0
-        before = now
+    if given := _given(args, *_OF_WORKLOAD):
+        raise ConfigError(f"--watch reads the workload: leave out {given}")
+    # What no window can mend is refused before the first one.
+    check_profile(profile, settings)
+    if slo.empty:
+        raise ConfigError("at a given rate and without an SLO every way is as good: give an SLO")
+
+    def plan(workload: "Workload", now: "Reading") -> None:
+        count = args.engines if args.engines is not None or args.gpus is not None else sum(now.engines.values())
+        if not args.json:
+            sys.stdout.write(f"{args.watch}: {metrics.deployed(now.engines)}\n")
+        _show(args, _plan(profile, workload, slo, Budget(count, args.gpus), settings))
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    watch(args.watch, _WINDOW_S if args.window is None else args.window, plan, say, once=args.once)
+    return 0
 
 
-def _read(url: str) -> "Reading":
-    """A proxy's counters now.
-
-    Raises:
-        ConfigError: no such address, nobody answers, or something else does.
-    """
-    import urllib.error
-    import urllib.request
-
-    from pdserve.planner.planning import metrics
-
-    where = url if url.endswith("/metrics") else f"{url.rstrip('/')}/metrics"
-    if not where.startswith(("http://", "https://")):
-        raise ConfigError(f"--watch {url}: an address as http://HOST:PORT")
-    try:
-        with urllib.request.urlopen(where, timeout=_HTTP_S) as answer:  # the scheme is checked above
-            text = answer.read().decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where} does not give its metrics: {error}") from error
-    return metrics.read(text, time.monotonic())
+def _given(args: argparse.Namespace, *names: str) -> str:
+    """Those flags of the named that were given, in words; empty where none was."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, ""))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import os
 import random
 import secrets
 import sys
@@ -44,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-residual", type=options.seconds, default=0.2, metavar="X", help="that a fit may leave; default 0.2"
     )
-    parser.add_argument("--keep", action="store_true", help="write a profile that does not fit, marked as such")
+    parser.add_argument("--keep", action="store_true", help="write FILE, marked, though it does not fit")
     parser.add_argument("--seed", type=int, metavar="N", help="of the prompts; default: a new one")
     parser.add_argument("--timeout", type=options.seconds, default=300.0, metavar="S", help="of a request; default 300")
 
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        ConfigError: nothing to measure, or a fit that leaves too much over; with --keep it is written all the same.
+        ConfigError: nothing to measure, a place that cannot be written (before anything is measured), or a fit that
+            leaves too much over: it is written beside, marked, and with --keep where it was wanted.
         PdserveError: a request failed.
     """
     with _extra():
@@ -67,9 +69,11 @@ def _run(args: argparse.Namespace) -> int:
     from pdserve.cli import options
     from pdserve.planner.measuring import fits, making
     from pdserve.planner.measuring.table import table
-    from pdserve.planner.profile import dumps, parse
+    from pdserve.planner.profile_file import dumps, parse
 
     design = _design(args)
+    path = args.out or Path(f"{args.name}.toml")
+    _check_writable(path)
     seed = secrets.randbits(32) if args.seed is None else args.seed
     # The profile is what comes out on stdout; how far it is goes beside it.
     sys.stderr.write(f"seed {seed}\n")
@@ -78,22 +82,37 @@ def _run(args: argparse.Namespace) -> int:
     fitted = fits.fit(measured)
     sys.stdout.write(f"{table(fitted)}\n")
     misfits = fits.misfits(fitted, args.most_residual)
-    if misfits and not args.keep:
-        raise ConfigError(
-            f"the cost model does not fit what was measured: {'; '.join(misfits)}. Measure again on an idle machine, "
-            "or keep it, marked, with --keep"
-        )
     facts = making.Facts(args.name, args.about, when, _machine(), args.accelerators, args.max_seqs)
-    profile = making.profile(measured, fitted, facts, misfits)
-    text = dumps(profile)
+    text = dumps(making.profile(measured, fitted, facts, misfits))
     parse(text, args.name)  # what is written can be read
-    path = args.out or Path(f"{args.name}.toml")
+    if misfits and not args.keep:
+        beside = path.with_name(f"{path.stem}.misfit{path.suffix}")
+        _write(beside, text)
+        raise ConfigError(
+            f"the cost model does not fit what was measured: {'; '.join(misfits)}. Measure again on an idle machine; "
+            f"the profile, marked, is in {beside} (--keep writes it to {path})"
+        )
+    _write(path, text)
+    sys.stdout.write(f"profile in {path}{' (marked: it does not fit)' if misfits else ''}\n")
+    return 0
+
+
+def _check_writable(path: Path) -> None:
+    """Raises ConfigError where a file could not be written there; leaves what is there as it is."""
+    folder = path.parent
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder")
+    if not folder.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"cannot write {path}: no permission")
+
+
+def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
-    sys.stdout.write(f"profile in {path}{' (marked: it does not fit)' if misfits else ''}\n")
-    return 0
 
 
 def _design(args: argparse.Namespace) -> "Design":

@@ -1,11 +1,11 @@
-"""Goodput of a fleet by simulation, and which split of a number of engines has the most of it. Pure, seeded."""
+"""Which split of a number of engines has the most goodput, by simulated runs of a given length. Pure, seeded."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdserve.bench.slo import Slo
 from pdserve.bench.workload.arrivals import like_vllm
 from pdserve.planner.profile import Profile
+from pdserve.planner.search import highest
 from pdserve.planner.simulator import Fleet, Job, Mode, simulate
 from pdserve.rpc.errors import ConfigError
 
@@ -49,24 +49,6 @@ def goodput(
         return simulate(fleet, [job] * requests, arrivals).attainment(slo) >= target
 
     return highest(holds, precision=precision)
-
-
-def highest(holds: Callable[[float], bool], *, start: float = 1.0, precision: float, lowest: float = 1 / 64) -> float:
-    """The highest rate that holds, to a relative `precision`; 0 where `lowest` does not hold."""
-    low = start
-    while not holds(low):
-        low /= 2
-        if low < lowest:
-            return 0.0
-    high = low * 2
-    while holds(high):
-        low, high = high, high * 2
-        if high > 1e5:
-            raise ConfigError("every rate meets this SLO: there is no goodput to find")
-    while high / low > 1 + precision:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 def splits(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pdserve.planner import fit
 from pdserve.planner.held import Line, everything
-from pdserve.planner.profile import Profile, RoleProfile, load, shipped
+from pdserve.planner.profile import Profile, RoleProfile
+from pdserve.planner.profile_file import load, shipped
 from pdserve.planner.published import Published, load_published
 from pdserve.rpc.errors import ConfigError
 

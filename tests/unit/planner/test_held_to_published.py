@@ -7,7 +7,8 @@ import pytest
 from pdserve.planner import held, validate
 from pdserve.planner.fit import JOBS, TP4_NAMES, fit_moai, fit_tp4, misfit, tp4_fleet, with_prefill
 from pdserve.planner.held import Line
-from pdserve.planner.profile import Profile, load, shipped
+from pdserve.planner.profile import Profile
+from pdserve.planner.profile_file import load, shipped
 from pdserve.planner.published import Published, load_published
 from pdserve.planner.simulator import Mode
 from pdserve.rpc.errors import ConfigError

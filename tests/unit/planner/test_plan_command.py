@@ -1,5 +1,6 @@
 """The two command lines: what they print, and that what is wrong is said in one sentence."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from pdserve.cli.__main__ import main
 from pdserve.planner.measuring import fits, making
+from pdserve.planner.measuring.points import Measured, PrefillPoint
 from pdserve.planner.measuring.table import table
-from pdserve.planner.profile import dumps, load, parse
+from pdserve.planner.profile_file import dumps, load, parse
 
 from .test_profile_fit import measured
 
@@ -65,6 +67,14 @@ WRONG: list[tuple[list[str], str]] = [
     (["--slo-ttft", "1", "--watch", "ftp://x"], "an address as http://HOST:PORT"),
     (["--slo-ttft", "1", "--watch", "http://127.0.0.1:1", "--once"], "does not give its metrics"),
     (["--slo-ttft", "1", "--engines", "2", "--trace", "no-such-file"], "cannot read no-such-file"),
+    (["--slo-ttft", "1", "--watch", "http://x", "--output-len", "5"], "leave out --output-len"),
+    (["--slo-ttft", "1", "--watch", "http://x", "--hit-rate", "0"], "leave out --hit-rate"),
+    (["--slo-ttft", "1", "--watch", "http://x", "--burstiness", "1"], "leave out --burstiness"),
+    (["--watch", "http://127.0.0.1:1"], "without an SLO every way is as good"),
+    (["--trace", "t", "--burstiness", "0.5", "--engines", "2"], "leave out --burstiness"),
+    ([*SIZE, "--engines", "2", "--concurrency", "4", "--burstiness", "0.5"], "--burstiness is of arrivals at a --rate"),
+    ([*SIZE, *LOAD, "--engines", "2", "--once"], "--once and --window are of --watch"),
+    ([*SIZE, *LOAD, "--engines", "2", "--report", "no-such-folder/plan.png"], "there is no folder no-such-folder"),
 ]
 
 
@@ -100,7 +110,7 @@ def test_measured_profile_is_read_back(tmp_path: Path) -> None:
     assert read.decode is not None
     assert read.decode.spec.kv_tokens == 10_000
     assert read.handover.bytes_per_token == 1000
-    assert read.fit["max_model_len"] == 4096
+    assert read.max_model_len == 4096
     assert read.fit["machine"] == "some CPU, 2 cores"
     assert "misfit" not in read.fit
 
@@ -120,3 +130,54 @@ def test_table_says_what_is_left_over() -> None:
     assert "decode   20 ms + 400 us/sequence + 300 ns/token of context" in shown
     assert "mixed    10 ms + 250 us/token" in shown
     assert "hand-over over shm: 1000 bytes/token in 8 layers, bandwidth 0.1 GB/s" in shown
+
+
+# -- pdserve profile ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `pdserve profile` against measurements that are given in place of a deployment's; the exit status."""
+
+    def call(data: Measured, *words: str) -> int:
+        async def measure(*_: object) -> Measured:
+            return data
+
+        monkeypatch.setattr("pdserve.planner.profile_command._measure", measure)
+        return main(["profile", "--target", "127.0.0.1:1", *words])
+
+    return call
+
+
+def crooked() -> Measured:
+    """Prefill time that grows with the square of the tokens: no line."""
+    points = [PrefillPoint(n, 1e-6 * n * n) for n in (32, 64, 128, 256, 512, 1024, 4096)]
+    return dataclasses.replace(measured(), prefill=tuple(points))
+
+
+def test_misfit_is_not_lost(profiled: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A measurement that does not fit is refused after its table was printed, and is written beside, marked; with
+    --keep it is written where it was wanted."""
+    path = tmp_path / "mine.toml"
+    assert profiled(crooked(), "--out", str(path)) == 1
+    out, err = capsys.readouterr()
+    assert "prefill  " in out
+    assert f"the profile, marked, is in {tmp_path / 'mine.misfit.toml'} (--keep writes it to {path})" in err
+    assert not path.exists()
+    assert load(tmp_path / "mine.misfit.toml").fit["misfit"]
+    assert profiled(crooked(), "--out", str(path), "--keep") == 0
+    assert load(path).fit["misfit"]
+
+
+def test_place_that_cannot_be_written_is_found_first(
+    profiled: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that is not there, and a folder in place of a file, are refused before anything is measured."""
+    for place, why in ((tmp_path / "none" / "mine.toml", "there is no folder"), (tmp_path, "it is a folder")):
+        data = measured()
+        capsys.readouterr()
+        assert profiled(data, "--out", str(place)) == 1
+        out, err = capsys.readouterr()
+        assert why in err
+        assert "seed" not in err
+        assert not out

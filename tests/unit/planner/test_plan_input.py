@@ -14,7 +14,7 @@ from pdserve.planner.planning.candidates import Budget, candidates
 from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload, of_trace
-from pdserve.planner.profile import load
+from pdserve.planner.profile_file import load
 from pdserve.planner.simulator import Job
 from pdserve.rpc.errors import ConfigError
 
@@ -65,7 +65,7 @@ def test_more_tokens_than_memory_or_context() -> None:
     profile = load("mi300x")
     with pytest.raises(ConfigError, match="a request of 9000100 tokens does not fit into the KV memory"):
         decide(Question(profile, ask(9_000_000), SLO), Budget(engines=2), QUICK)
-    short = replace(profile, fit={"max_model_len": 4096})
+    short = replace(profile, max_model_len=4096)
     with pytest.raises(
         ConfigError, match="a request of 5100 tokens, prompt and answer, is more than the context of 4096"
     ):

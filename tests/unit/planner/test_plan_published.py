@@ -13,12 +13,12 @@ from pdserve.planner.planning.decision import Plan, Settings, decide
 from pdserve.planner.planning.floors import floors
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload
-from pdserve.planner.profile import load
+from pdserve.planner.profile_file import load
 from pdserve.planner.published import load_published
 from pdserve.planner.simulator import Mode
 
-QUICK = Settings(goodput=False, binding=False, switches=False)
-TOO_MUCH = 16.0
+QUICK = Settings(requests=250, goodput=False, binding=False, switches=False)
+TOO_MUCH = 8.0
 """Requests a second that no three or four engines hold: the plan goes down to what the best way holds."""
 ROWS = load_published().ratios
 

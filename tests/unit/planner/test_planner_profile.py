@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.planner.profile import Profile, dumps, load, parse, shipped
-from pdserve.planner.simulator import Mode, Role, Routing
+from pdserve.planner.profile import Profile
+from pdserve.planner.profile_file import dumps, load, parse, shipped
+from pdserve.planner.simulator import Job, Mode, Role, Routing, simulate
 from pdserve.rpc.errors import ConfigError
 
 TEXT = dumps(load("mi300x"))
@@ -57,6 +58,8 @@ def test_fleets() -> None:
         ('name = "mi300x"\n', "name = 3\n", "name must be text"),
         ("[proxy]", "colour = 1\n[proxy]", "unknown colour"),
         ("[proxy]", "[proxies]", "unknown proxies"),
+        ("[prefill]", "max_model_len = 1\n[prefill]", "max_model_len must be at least 2"),
+        ("tail =", "tail_write = -1.0\ntail =", "tail_write must be 0 or more"),
         ("[proxy]", "[proxy]\nspeed = 1", r"\[proxy\]: unknown speed"),
         ("decode_base = 0.02389\n", "", "decode_base is missing"),
         ("decode_base = 0.02389", 'decode_base = "fast"', "decode_base must be a number"),
@@ -88,3 +91,23 @@ def test_a_profile_without_engines_or_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not a text file"):
         load(tmp_path / "binary.toml")
+
+
+def test_context_and_tail_of_write_may_be_left_out() -> None:
+    """A profile without them has no bound on a request, and one tail for both modes; with them they are read, written
+    and used: WRITE's hand-over takes its own tail, READ's the other."""
+    plain = parse(TEXT)
+    assert plain.max_model_len is None
+    assert "max_model_len" not in dumps(plain)
+    assert "tail_write" not in dumps(plain)
+    told = parse(
+        TEXT.replace("[prefill]", "max_model_len = 4096\n[prefill]").replace("tail =", "tail_write = 0.5\ntail =")
+    )
+    assert told.max_model_len == 4096
+    assert parse(dumps(told)) == told
+    for mode, more in ((Mode.READ, 0.0), (Mode.WRITE, 0.5 - plain.handover.tail)):
+        alone = [
+            simulate(profile.fleet(mode, prefills=1, decodes=1), [Job(100, 5)]).served[0].ttft
+            for profile in (plain, told)
+        ]
+        assert alone[1] - alone[0] == pytest.approx(more)

@@ -6,17 +6,17 @@ import random
 import pytest
 
 from pdserve.costmodel import CostModel
-from pdserve.planner.measuring import fits, lines, steps
+from pdserve.planner.measuring import fits, lines, making, points, steps
 from pdserve.planner.measuring.points import (
     DecodePoint,
     EdgePoint,
     HandoverPoint,
     Measured,
     MixedPoint,
-    Mode,
     PrefillPoint,
 )
 from pdserve.planner.measuring.steps import Answer
+from pdserve.planner.simulator import Job, Mode, simulate
 from pdserve.rpc.errors import ConfigError
 
 SEED = 20
@@ -41,7 +41,7 @@ def measured(noise: float = 0.02, stalls: float = 0.0, cost: CostModel = COST) -
         for _ in range(2)
     ]
     mixed = [MixedPoint(n, 4, 400, of(cost.step_time(n, 4, 400))) for n in PROMPTS for _ in range(4)]
-    modes: tuple[Mode, ...] = ("read", "write")
+    modes: tuple[points.Mode, ...] = ("read", "write")
     handovers = [
         HandoverPoint(
             mode, n, 1000 * n, 0.004 if mode == "read" else 0.0,
@@ -151,3 +151,30 @@ def test_streams_that_never_met_give_nothing() -> None:
     """One that ended before the other began says nothing of a batch."""
     early, late = tuple(0.1 * i for i in range(9)), tuple(5 + 0.1 * i for i in range(9))
     assert steps.decode_points([Answer("a", 10, early), Answer("a", 10, late)]) == []
+
+
+def test_each_mode_has_its_own_tail() -> None:
+    """Where WRITE's news of the last byte took 100 ms and READ's 3 ms, the profile has both, and a lone request in
+    WRITE takes 100 ms more than its steps."""
+    found = [
+        dataclasses.replace(one, wait=0.1 + one.kv_bytes / 8 / 1e8) if one.mode == "write" else one
+        for one in measured(noise=0.0).handovers
+    ]
+    data = dataclasses.replace(measured(noise=0.0), handovers=tuple(found))
+    made = making.profile(data, fits.fit(data), making.Facts("mine", "", "", "", 1, None), [])
+    assert made.handover.tail == pytest.approx(0.003)
+    assert made.handover.tail_write == pytest.approx(0.1)
+    job = Job(512, 10)
+    write = simulate(made.fleet(Mode.WRITE, prefills=1, decodes=1), [job]).served[0]
+    assert write.handed_over == pytest.approx(0.1 + 512 * 1000 / 8 / 1e8, rel=0.01)
+
+
+def test_fit_that_is_not_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver's own error does not come through."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr(lines, "nnls", fails)
+    with pytest.raises(ConfigError, match=r"prefill: no fit was found: Maximum number"):
+        lines.fit([(1, 5), (1, 6)], [1.0, 1.1], "prefill")

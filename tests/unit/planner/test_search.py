@@ -7,8 +7,9 @@ import pytest
 
 from pdserve.bench.slo import Slo
 from pdserve.planner.fitting import DIGITS, minimise
-from pdserve.planner.profile import load
-from pdserve.planner.ratio import goodput, highest, splits
+from pdserve.planner.profile_file import load
+from pdserve.planner.ratio import goodput, splits
+from pdserve.planner.search import highest
 from pdserve.planner.simulator import Job, Mode, p99_of
 from pdserve.rpc.errors import ConfigError
 

@@ -38,6 +38,6 @@ class Design:
         if self.token_budget is not None and self.token_budget < 1:
             raise ConfigError(f"profile: a token budget of {self.token_budget}")
 
-    def steps(self, tokens: int) -> int:
-        """Of a prompt."""
-        return math.ceil(tokens / self.token_budget) if self.token_budget else 1
+    def steps(self, tokens: int, beside: int = 0) -> int:
+        """Of a prompt; each of the `beside` sequences that decode takes one token of the budget."""
+        return math.ceil(tokens / max(self.token_budget - beside, 1)) if self.token_budget else 1

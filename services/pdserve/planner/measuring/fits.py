@@ -31,7 +31,7 @@ class HandoverFit:
     """READ: from the end of prefill to decode's having blocks, seconds."""
     tail: dict[Mode, float]
     """From the last byte to decode's taking the request into a step, seconds; by mode. WRITE's holds the bytes that
-    prefill did not hide."""
+    prefill did not hide, but the last layer's."""
     bandwidth: float | None
     """Bytes a second; None: the wait does not depend on the size."""
     bytes_per_token: float
@@ -137,7 +137,9 @@ def _handover(points: Sequence[HandoverPoint]) -> HandoverFit:
         tail["read"] = line.costs[0]
         bandwidth = 1.0 / line.costs[1] if line.costs[1] > 0 else None
     if write:
-        tail["write"] = statistics.median(p.wait for p in write)
+        # The last layer's bytes, at least, cannot be pushed before prefill ends: they are the link's.
+        last = [p.kv_bytes / p.layers / bandwidth if bandwidth else 0.0 for p in write]
+        tail["write"] = max(0.0, statistics.median(p.wait - one for p, one in zip(write, last, strict=True)))
     return HandoverFit(
         serialization=statistics.median(p.serialization for p in read) if read else 0.0,
         tail=tail,

@@ -65,7 +65,8 @@ def fit(
         scale: seconds that errors are relative to; None: `seconds`.
 
     Raises:
-        ConfigError: fewer points than costs, or points that vary in too few ways to tell the costs apart.
+        ConfigError: fewer points than costs, or points that vary in too few ways to tell the costs apart; no fit was
+            found.
     """
     design = np.asarray(rows, dtype=float)
     target = np.asarray(seconds, dtype=float)
@@ -78,10 +79,10 @@ def fit(
     if np.linalg.matrix_rank(relative, tol=1e-6) < design.shape[1]:
         raise ConfigError(f"{what}: the points vary in too few ways to tell the costs apart")
     relative, goal = relative / unit[:, None], target / unit
-    costs = _solve(relative, goal, np.ones(len(goal)))
+    costs = _solve(relative, goal, np.ones(len(goal)), what)
     for _ in range(_ROUNDS):
         error = np.abs(relative @ costs - goal)
-        costs = _solve(relative, goal, 1.0 / np.maximum(error, _SMALLEST))
+        costs = _solve(relative, goal, 1.0 / np.maximum(error, _SMALLEST), what)
     weights = np.ones(len(goal))
     for _ in range(_ROUNDS):
         error = np.abs(relative @ costs - goal)
@@ -89,9 +90,9 @@ def fit(
         weights = np.clip(1.0 - (error / (_BIWEIGHT * spread)) ** 2, 0.0, None) ** 2
         if np.linalg.matrix_rank(relative * np.sqrt(weights)[:, None]) < design.shape[1]:
             weights = np.ones(len(goal))  # too few points agree: all count, and the residual says so
-            costs = _solve(relative, goal, weights)
+            costs = _solve(relative, goal, weights, what)
             break
-        costs = _solve(relative, goal, weights)
+        costs = _solve(relative, goal, weights, what)
     residuals = relative @ costs - goal
     return Line(
         tuple(float(cost) for cost in costs / size),
@@ -100,7 +101,10 @@ def fit(
     )
 
 
-def _solve(rows: Floats, goal: Floats, weights: Floats) -> Floats:
+def _solve(rows: Floats, goal: Floats, weights: Floats, what: str) -> Floats:
     root = np.sqrt(weights)
-    costs: Floats = nnls(rows * root[:, None], goal * root)[0]
+    try:
+        costs: Floats = nnls(rows * root[:, None], goal * root)[0]
+    except (RuntimeError, ValueError) as error:  # not found within scipy's iterations, or a time that is no number
+        raise ConfigError(f"{what}: no fit was found: {error}") from error
     return costs

@@ -24,6 +24,7 @@ from pdserve.planner.measuring.points import (
     Mode,
     PrefillPoint,
 )
+from pdserve.planner.measuring.together import together
 from pdserve.rpc.errors import ConfigError, PdserveError
 
 _IDS = range(32, 250)
@@ -162,8 +163,9 @@ class _Rig:
         """A batch on each engine that decodes, all of one context."""
         engines = len(self._engines["decode" if self.pair else "both"])
         length = self._length(batch, context)
-        answers = await asyncio.gather(*(self._stream(context, length) for _ in range(batch * engines)))
-        points = steps.decode_points(answers)
+        async with together() as group:
+            streams = [group.create_task(self._stream(context, length)) for _ in range(batch * engines)]
+        points = steps.decode_points([stream.result() for stream in streams])
         self._step = min([self._step, *(point.seconds for point in points)])
         return points
 
@@ -180,26 +182,24 @@ class _Rig:
     async def mixed(self, batch: int, tokens: int) -> list[MixedPoint]:
         """A prompt beside a batch, on engines that serve whole requests; nothing where the batch was over too soon."""
         engines = len(self._engines["both"])
-        # Long enough for a prompt that takes some steps; cancelled as soon as that has its answer.
+        # Long enough for a prompt that takes some steps.
         length = self._design.answer + 8 * self._design.steps(tokens)
         started = [asyncio.Event() for _ in range(batch * engines)]
-        tasks = [asyncio.create_task(self._stream(self._least(), length, "colocated", mark)) for mark in started]
-        waiting = asyncio.create_task(_all(started))
-        try:
-            await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        async with together() as group:
+            tasks = [group.create_task(self._stream(self._least(), length, "colocated", mark)) for mark in started]
+            for mark in started:
+                await mark.wait()
             begun = time.monotonic()
             done = await self._ask(tokens, None)
             ended = time.monotonic()
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in (waiting, *tasks):
-                task.cancel()
-        there = [a for a in answers if a.engine_id == done.decode_engine_id and a.times[-1] > begun]
+        answers = [task.result() for task in tasks]
+        there = [a for a in answers if a.engine_id == done.decode_engine_id and a.times and a.times[-1] > begun]
         if not there or min(answer.times[-1] for answer in there) <= ended:
             return []
         prefill = self._prefill(done, "decode.first_step")
         context = sum(steps.seen_at(answer, begun) for answer in there)
-        return [MixedPoint(prefill.tokens, len(there), context, prefill.seconds, prefill.steps)]
+        count = self._design.steps(prefill.tokens, len(there))
+        return [MixedPoint(prefill.tokens, len(there), context, prefill.seconds, count)]
 
     def _least(self) -> int:
         return min(self._design.contexts)
@@ -249,12 +249,9 @@ class _Rig:
                 if started is not None and times:
                     started.set()
             done = await stream.completion()
+        if started is not None:
+            started.set()  # nobody waits for a stream that gave nothing
         return steps.Answer(done.decode_engine_id, context, tuple(times))
-
-
-async def _all(events: Sequence[asyncio.Event]) -> None:
-    for event in events:
-        await event.wait()
 
 
 def _part(done: Completion, *names: str) -> float:

@@ -9,8 +9,8 @@ from pdserve.planner.measuring.points import Measured
 from pdserve.planner.profile import Figure, Profile, RoleProfile
 from pdserve.planner.simulator import EngineSpec, Handover
 
-MISFIT, CONTEXT = "misfit", "max_model_len"
-"""Keys of [fit] that the plan looks at: why the profile is no good, and the model's context."""
+MISFIT = "misfit"
+"""Key of [fit] that the plan looks at: why the profile is no good."""
 TOKEN_BUDGET, MAX_SEQS = 2048, 256
 """Of an engine of which it was not told."""
 
@@ -60,8 +60,8 @@ def profile(measured: Measured, fitted: Fitted, facts: Facts, misfits: Sequence[
         if moved is None
         else Handover(
             serialization=moved.serialization,
-            # One figure serves both modes; READ's is measured apart from the bytes.
             tail=moved.tail.get("read", moved.tail.get("write", 0.0)),
+            tail_write=moved.tail.get("write"),
             bytes_per_token=moved.bytes_per_token,
             bandwidth=math.inf if moved.bandwidth is None else moved.bandwidth,
             layers=moved.layers,
@@ -69,6 +69,7 @@ def profile(measured: Measured, fitted: Fitted, facts: Facts, misfits: Sequence[
         handover_source="" if moved is None else f"{source}; over {moved.transport}",
         dispatch=fitted.dispatch,
         egress=fitted.egress,
+        max_model_len=measured.max_model_len,
         fit=_fit(measured, fitted, facts, misfits),
     )
 
@@ -79,7 +80,6 @@ def _fit(measured: Measured, fitted: Fitted, facts: Facts, misfits: Sequence[str
         "when": facts.when,
         "machine": facts.machine,
         "model": measured.model,
-        CONTEXT: measured.max_model_len,
         "token_budget": "told" if measured.token_budget else f"not told: taken as {TOKEN_BUDGET}",
         "max_seqs": "told" if facts.max_seqs else f"not told: taken as {MAX_SEQS}",
     }

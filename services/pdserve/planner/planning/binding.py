@@ -5,15 +5,19 @@ Of the machine: prefill's and decode's speed, KV memory, and the hand-over with 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
+from pdserve.bench.slo import Slo
 from pdserve.planner.planning.candidates import Candidate
-from pdserve.planner.planning.trial import Question, of_fleet
+from pdserve.planner.planning.trial import Question, judge, outcome_of
 from pdserve.planner.simulator import EngineSpec, Fleet
 
 EASED = 1.25
+BRIEF = 2000
+"""Requests of a run that differences need at most."""
 OVER = 1.15
 """Of the goodput: where it is looked at."""
 _HELPS = 0.02
@@ -51,28 +55,35 @@ class Binding:
 def binding(
     question: Question, candidate: Candidate, goodput: float | None, count: int, seed: int, seeds: int = 2
 ) -> Binding:
-    """`goodput` None: a closed loop, or nothing holds: the given load is taken."""
+    """`count`: requests of a run, of which there are `seeds`; `goodput` None: a closed loop, or nothing holds: the
+    given load is taken."""
     workload = question.workload
     if workload.rate is not None and goodput:
         question = replace(question, workload=workload.at(OVER * goodput))
     fleet = candidate.fleet(question.profile)
-    base = _score(question, fleet, count, seed, seeds)
+    slos = dict(_looser(question.slo))
+    base, *loose = _scores(question, fleet, (question.slo, *slos.values()), count, seed, seeds)
     can = question.workload.rate if question.workload.rate is not None else max(base, 1e-9)
     gains = {}
     for name, eased in _reliefs(fleet, candidate).items():
-        gains[name] = (_score(question, eased, count, seed, seeds) - base) / can
-    slo = question.slo
-    for name, key in ((TTFT, "ttft"), (ITL, "itl"), (TPOT, "tpot"), (E2E, "e2e")):
-        most = getattr(slo, key)
-        if most is not None:
-            looser = replace(question, slo=replace(slo, **{key: most * EASED}))
-            gains[name] = (_score(looser, fleet, count, seed, seeds) - base) / can
+        gains[name] = (_scores(question, eased, (question.slo,), count, seed, seeds)[0] - base) / can
+    gains |= {name: (score - base) / can for name, score in zip(slos, loose, strict=True)}
     ordered = dict(sorted(gains.items(), key=lambda item: -item[1]))
     return Binding(question.workload.rate, base, ordered)
 
 
-def _score(question: Question, fleet: Fleet, count: int, seed: int, seeds: int) -> float:
-    return fmean(of_fleet(question, fleet, count, seed + place).score for place in range(seeds))
+def _scores(question: Question, fleet: Fleet, slos: Sequence[Slo], count: int, seed: int, seeds: int) -> list[float]:
+    """Of the same runs by each SLO."""
+    runs = [outcome_of(question, fleet, count, seed + place) for place in range(seeds)]
+    return [fmean(judge(replace(question, slo=slo), one).score for one in runs) for slo in slos]
+
+
+def _looser(slo: Slo) -> Iterator[tuple[str, Slo]]:
+    for name, key in ((TTFT, "ttft"), (ITL, "itl"), (TPOT, "tpot"), (E2E, "e2e")):
+        most = getattr(slo, key)
+        if most is not None:
+            eased: dict[str, Any] = {key: most * EASED}
+            yield name, replace(slo, **eased)
 
 
 def _reliefs(fleet: Fleet, candidate: Candidate) -> dict[str, Fleet]:
@@ -89,6 +100,7 @@ def _reliefs(fleet: Fleet, candidate: Candidate) -> dict[str, Fleet]:
                 bandwidth=link.bandwidth * EASED,
                 serialization=link.serialization / EASED,
                 tail=link.tail / EASED,
+                tail_write=None if link.tail_write is None else link.tail_write / EASED,
             ),
         )
     return found

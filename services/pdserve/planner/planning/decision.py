@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdserve.planner.measuring.making import CONTEXT, MISFIT
-from pdserve.planner.planning.binding import Binding, binding
+from pdserve.planner.measuring.making import MISFIT
+from pdserve.planner.planning.binding import BRIEF, Binding, binding
 from pdserve.planner.planning.candidates import Budget, Candidate, candidates
 from pdserve.planner.planning.floors import Floor, check, floors
-from pdserve.planner.planning.goodputs import goodput
+from pdserve.planner.planning.goodputs import Goodput, goodput
 from pdserve.planner.planning.interval import Interval, predict, predict_share
 from pdserve.planner.planning.screening import Screened, screen
 from pdserve.planner.planning.switches import Switch, switches
@@ -24,7 +24,7 @@ class Settings:
 
     seed: int = 0
     requests: int | None = None
-    """Of a run; None: by the rule of `trial.requests_for`."""
+    """Of a run, however long its answers; None: by the rule of `length`."""
     goodput: bool = True
     """Whether to look for the highest rates that hold."""
     binding: bool = True
@@ -74,9 +74,10 @@ class Plan:
     """Good requests a second of it."""
     opponent_attainment: Interval | None
     """Of the best of the other kind."""
-    goodput: Interval | None
-    """Of the chosen way; None: not looked for, or not found."""
-    opponent_goodput: Interval | None
+    sought: Goodput | None
+    """Of the chosen way, or why it was not found; None: not looked for."""
+    opponent_sought: Goodput | None
+    """Of the best of the other kind."""
     binding: Binding | None
     switches: tuple[Switch, ...]
     cost: Cost | None
@@ -91,6 +92,16 @@ class Plan:
         """The best of the other kind, colocated or split."""
         return self.screened.opponent
 
+    @property
+    def goodput(self) -> Interval | None:
+        """Of the chosen way; None: not looked for, or not found."""
+        return self.sought.value if self.sought is not None else None
+
+    @property
+    def opponent_goodput(self) -> Interval | None:
+        """Of the best of the other kind."""
+        return self.opponent_sought.value if self.opponent_sought is not None else None
+
 
 def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
     """Plans; the same arguments give the same plan.
@@ -99,7 +110,8 @@ def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
         ConfigError: a profile that does not fit, more tokens than the context or the memory, an SLO that no request
             can meet, too few engines; an open loop with no SLO, where all ways are alike.
     """
-    _check_profile(question, settings)
+    check_profile(question.profile, settings)
+    _check_fits(question.profile, question.workload)
     if question.slo.empty and question.workload.rate is not None:
         raise ConfigError("at a given rate and without an SLO every way is as good: give an SLO, or --concurrency")
     every = candidates(question.profile, budget)
@@ -117,10 +129,12 @@ def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
             opposed = goodput(question, opponent.candidate, settings.seed, settings.requests)
     binds = None
     if settings.binding:
-        binds = binding(question, best.candidate, value.mean if value else None, count, settings.seed)
+        held = value.value.mean if value is not None and value.value is not None else None
+        binds = binding(question, best.candidate, held, min(count, BRIEF), settings.seed)
     changes: list[Switch] = []
     if settings.switches:
-        changes = switches(question, best.candidate, opponent.candidate if opponent else None, able, settings.seed)
+        rival = opponent.candidate if opponent else None
+        changes = switches(question, best.candidate, rival, able, settings.seed, settings.requests)
     return Plan(
         question=question,
         asked=asked,
@@ -129,10 +143,10 @@ def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
         impossible=impossible,
         screened=screened,
         attainment=_attainment(best, count),
-        score=predict([trial.score for trial in best.trials]),
+        score=_score(question, best, count),
         opponent_attainment=None if opponent is None else _attainment(opponent, count),
-        goodput=value,
-        opponent_goodput=opposed,
+        sought=value,
+        opponent_sought=opposed,
         binding=binds,
         switches=tuple(changes),
         cost=_cost(question, best, settings.cost_per_engine_hour),
@@ -143,15 +157,27 @@ def _attainment(one: Judged, count: int) -> Interval:
     return predict_share([trial.attainment for trial in one.trials], count)
 
 
-def _check_profile(question: Question, settings: Settings) -> None:
-    profile, workload = question.profile, question.workload
+def _score(question: Question, one: Judged, count: int) -> Interval:
+    """Good requests a second; at a given rate they are as uncertain as the attainment is."""
+    rate = question.workload.rate
+    if rate is None:
+        return predict([trial.score for trial in one.trials])
+    share = _attainment(one, count)
+    return Interval(share.mean * rate, share.low * rate, share.high * rate, share.runs)
+
+
+def check_profile(profile: Profile, settings: Settings) -> None:
+    """Raises ConfigError for one that says of itself that it does not fit, unless that is allowed."""
     why = profile.fit.get(MISFIT)
     if why and not settings.allow_misfit:
         raise ConfigError(f"profile {profile.name} does not fit what was measured: {why}")
-    context = profile.fit.get(CONTEXT)
-    if isinstance(context, int | float) and workload.longest > context:
+
+
+def _check_fits(profile: Profile, workload: Workload) -> None:
+    context = profile.max_model_len
+    if context is not None and workload.longest > context:
         raise ConfigError(
-            f"a request of {workload.longest} tokens, prompt and answer, is more than the context of {context:.0f}"
+            f"a request of {workload.longest} tokens, prompt and answer, is more than the context of {context}"
         )
     for name, role in _answering(profile):
         if workload.longest > role:

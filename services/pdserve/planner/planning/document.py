@@ -6,6 +6,7 @@ from typing import Any
 from pdserve.planner.planning import words
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.decision import Plan
+from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
 from pdserve.planner.planning.trial import Judged
 from pdserve.planner.planning.workload import Workload
@@ -27,12 +28,14 @@ def document(plan: Plan) -> dict[str, Any]:
         "attainment": _interval(plan.attainment),
         "good_rate": _interval(plan.score),
         "goodput": _interval(plan.goodput),
+        "goodput_not_found": _why(plan.sought),
         "opponent": None
         if plan.opponent is None
         else {
             **_candidate(plan.opponent.candidate),
             "attainment": _interval(plan.opponent_attainment),
             "goodput": _interval(plan.opponent_goodput),
+            "goodput_not_found": _why(plan.opponent_sought),
         },
         "impossible": {mode.value: said for mode, said in plan.impossible.items()},
         "floors": {
@@ -91,6 +94,10 @@ def _interval(of: Interval | None) -> dict[str, float] | None:
     return None if of is None else {"mean": of.mean, "low": of.low, "high": of.high, "runs": of.runs}
 
 
+def _why(of: Goodput | None) -> str | None:
+    return of.why if of is not None and of.value is None else None
+
+
 def _judged(one: Judged) -> dict[str, Any]:
     return {
         **_candidate(one.candidate),
@@ -99,4 +106,7 @@ def _judged(one: Judged) -> dict[str, Any]:
         "ttft_p50": one.mean("ttft"),
         "itl_p50": one.mean("itl"),
         "runs": len(one.trials),
+        "requests": one.requests,
+        "attainment_late": one.mean("late"),
+        "growing": one.growing,
     }

@@ -29,12 +29,19 @@ def write(plan: Plan, path: Path) -> None:
     Raises:
         ConfigError: another ending, or the file cannot be written.
     """
-    if path.suffix not in (".png", ".html"):
-        raise ConfigError(f"{path}: a report is a .html or a .png file")
+    check(path)
     try:
         path.write_bytes(png(plan) if path.suffix == ".png" else page(plan).encode())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
+
+
+def check(path: Path) -> None:
+    """Raises ConfigError for another ending, or a folder that is not there."""
+    if path.suffix not in (".png", ".html"):
+        raise ConfigError(f"{path}: a report is a .html or a .png file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def png(plan: Plan) -> bytes:

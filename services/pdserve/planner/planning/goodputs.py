@@ -1,42 +1,80 @@
 """Goodput of a candidate, a figure for each seed. Pure, seeded."""
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from pdserve.bench.goodput import THRESHOLD
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.interval import Interval, predict
-from pdserve.planner.planning.trial import Question, of_fleet, requests_for
-from pdserve.planner.ratio import highest
+from pdserve.planner.planning.length import short, sustained
+from pdserve.planner.planning.trial import Question, Trial, of_fleet
+from pdserve.planner.search import highest
 
 SEEDS = 3
 PRECISION = 0.04
 """Of the bisection, relative."""
-_FIRST = 256
-"""Times above and below the given rate that it is looked for."""
+_LEAST, _MOST = 1 / 256, 128.0
+"""Times the given rate: it is looked for between these."""
+_STEP = 1.15
+"""Factor by which a rate is moved where about the right one is known."""
 
 
-def goodput(question: Question, candidate: Candidate, seed: int, requests: int | None) -> Interval | None:
-    """The highest rate at which 90 % of the requests meet every objective, with the interval of one more seed.
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What was found."""
 
-    `requests`: of a run; None: by the rule, anew for each rate. None comes back where no rate within a factor of 256
-    around the given one is the answer.
+    value: Interval | None
+    """Requests a second, with the interval of one more seed; None: it was not found."""
+    why: str = ""
+    """Why not, in words."""
+
+
+def goodput(question: Question, candidate: Candidate, seed: int, requests: int | None) -> Goodput:
+    """The highest rate at which 90 % of the requests meet every objective; there has to be a rate.
+
+    `requests`: of a run, short ones flatter; None: by the rule of `length`, anew for each rate. A run that gets worse
+    until its end, and is as long as it may be, is judged by its last third. It is looked for from 1/256 of the given
+    rate to 128 times that.
     """
-    values = [_one(question, candidate, each, requests) for each in range(seed, seed + SEEDS)]
-    found = [value for value in values if value is not None]
-    return predict(found) if len(found) == SEEDS and max(found) > 0 else None
+    rate = question.workload.rate or 0.0
+    first = _one(question, candidate, seed, requests, rate, 2.0)
+    if first > _MOST * rate:
+        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {_MOST * rate:.3g} req/s still")
+    if first:
+        rest = [
+            _one(question, candidate, each, requests, first, 1 + 2 * PRECISION)
+            for each in range(seed + 1, seed + SEEDS)
+        ]
+        # Each lies anywhere in the bisection's last bracket, whatever the seeds agree on.
+        return Goodput(predict([first, *rest], floor=PRECISION * max(first, *rest) / math.sqrt(12)))
+    return Goodput(None, f"not even at {_LEAST * rate:.3g} req/s are {THRESHOLD:.0%} good")
 
 
-def _one(question: Question, candidate: Candidate, seed: int, requests: int | None) -> float | None:
-    rate = question.workload.rate
+def _one(question: Question, candidate: Candidate, seed: int, requests: int | None, start: float, step: float) -> float:
+    """Of one seed; 0: too low to be looked for; above the most that is looked for: too high."""
+    rate = question.workload.rate or 0.0
     fleet = candidate.fleet(question.profile)
-    if rate is None:
-        return None
+
+    def good(trial: Trial) -> bool:
+        return (trial.late if trial.growing and requests is None else trial.attainment) >= THRESHOLD
+
+    def at(tried: float) -> Question:
+        return replace(question, workload=question.workload.at(tried))
+
+    def briefly(tried: float) -> bool:
+        if tried > 2 * _MOST * rate:
+            return False
+        count = requests or short(at(tried), fleet)
+        return of_fleet(at(tried), fleet, count, seed).attainment >= THRESHOLD
 
     def holds(tried: float) -> bool:
-        if tried > _FIRST * rate:
-            return False
-        at = replace(question, workload=question.workload.at(tried))
-        return of_fleet(at, fleet, requests or requests_for(at, fleet), seed).attainment >= THRESHOLD
+        return tried <= 2 * _MOST * rate and good(sustained(at(tried), fleet, seed, THRESHOLD))
 
-    found = highest(holds, start=rate, precision=PRECISION, lowest=rate / _FIRST)
-    return None if found > _FIRST / 2 * rate else found
+    lowest = _LEAST * rate
+    if requests is not None:
+        return highest(briefly, start=start, precision=PRECISION, lowest=lowest, step=step)
+    if step >= 2.0:
+        # Nothing is known yet: short runs, which flatter, say from where to look.
+        start = highest(briefly, start=start, precision=2 * PRECISION, lowest=lowest, step=step) or start
+        step = _STEP
+    return highest(holds, start=start, precision=PRECISION, lowest=lowest, step=step)

@@ -1,5 +1,6 @@
 """Runs one candidate and says how good it was. Pure, seeded."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -11,10 +12,8 @@ from pdserve.planner.profile import Profile
 from pdserve.planner.simulator import Fleet, Outcome, Served, simulate
 from pdserve.rpc.errors import ConfigError
 
-_SPANS = 3
-"""A run lasts as long as so many answers: it fills up, and stands full for a while."""
-_FEWEST, _MOST = 100, 800
-"""Requests of a run."""
+_DROP = 0.05
+"""Attainment that the last third of a run has to be below the one before, at least, to be worse than it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,14 @@ class Trial:
     """Median of the figure that the SLO is of, seconds."""
     missed: dict[str, float]
     """Share of the requests that missed each objective."""
+    requests: int
+    """That it had."""
+    late: float
+    """Attainment of the last third of them, in the order of sending."""
+    e2e: float
+    """Mean of that third, seconds."""
+    growing: bool
+    """Open loop: at its end more were in flight than a third before, or fewer good, beyond what chance explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,16 @@ class Judged:
         """The mean."""
         return fmean(trial.slack for trial in self.trials)
 
+    @property
+    def requests(self) -> int:
+        """Of a run."""
+        return self.trials[0].requests
+
+    @property
+    def growing(self) -> bool:
+        """Whether most of the runs got worse at their end."""
+        return 2 * sum(trial.growing for trial in self.trials) > len(self.trials)
+
     def mean(self, name: str) -> float:
         """Of a figure of the trials."""
         return fmean(getattr(trial, name) for trial in self.trials)
@@ -88,15 +105,6 @@ def lone(question: Question, fleet: Fleet) -> Served:
     return simulate(fleet, [question.workload.typical]).served[0]
 
 
-def requests_for(question: Question, fleet: Fleet) -> int:
-    """Requests of a run: as many as come while three answers are made one after another, but 100 to 800; of a closed
-    loop twice as many as are in flight, at least."""
-    workload = question.workload
-    if workload.concurrency is not None:
-        return min(max(2 * workload.concurrency, _FEWEST), max(_MOST, 2 * workload.concurrency))
-    return int(min(max(_SPANS * lone(question, fleet).e2e * (workload.rate or 0.0), _FEWEST), _MOST))
-
-
 def run(question: Question, candidate: Candidate, count: int, seed: int) -> Trial:
     """Simulates `count` requests."""
     return of_fleet(question, candidate.fleet(question.profile), count, seed)
@@ -104,18 +112,29 @@ def run(question: Question, candidate: Candidate, count: int, seed: int) -> Tria
 
 def of_fleet(question: Question, fleet: Fleet, count: int, seed: int) -> Trial:
     """As `run`, of any fleet."""
+    return judge(question, outcome_of(question, fleet, count, seed))
+
+
+def outcome_of(question: Question, fleet: Fleet, count: int, seed: int) -> Outcome:
+    """A run itself.
+
+    Raises:
+        ConfigError: a request that can never be served.
+    """
     drawn = question.workload.run(count, seed)
     outcome = simulate(fleet, drawn.jobs, drawn.arrivals, concurrency=drawn.concurrency)
     if outcome.unfinished:
         raise ConfigError(f"{fleet.label}: {len(outcome.unfinished)} requests could never be served")
-    return judge(question, outcome)
+    return outcome
 
 
 def judge(question: Question, outcome: Outcome) -> Trial:
     """The figures of a run."""
     slo, rate = question.slo, question.workload.rate
-    attainment = outcome.attainment(slo)
     served = outcome.served
+    good = [not one.missed(slo) for one in served]
+    attainment = fmean(good)
+    last = 2 * len(served) // 3
     return Trial(
         attainment=attainment,
         score=attainment * rate if rate is not None else outcome.good_rate(slo),
@@ -125,7 +144,28 @@ def judge(question: Question, outcome: Outcome) -> Trial:
         ttft=median(one.ttft for one in served),
         itl=median(one.itl(slo.itl_of) or 0.0 for one in served),
         missed=outcome.missed(slo),
+        requests=len(served),
+        late=fmean(good[last:]),
+        e2e=fmean(one.e2e for one in served[last:]),
+        growing=rate is not None and _growing(served, good),
     )
+
+
+def _growing(served: Sequence[Served], good: Sequence[bool]) -> bool:
+    """Beyond two standard deviations of independent requests."""
+    first, last = len(served) // 3, 2 * len(served) // 3
+    if not first:
+        return False
+    before, late = fmean(good[first:last]), fmean(good[last:])
+    middle = (before + late) / 2
+    if before - late > max(_DROP, 2 * math.sqrt(2 * middle * (1 - middle) / (len(served) - last))):
+        return True
+    less, more = (_in_flight(served, served[place].sent) for place in (last - 1, -1))
+    return more - less > 2 * math.sqrt(less + more)
+
+
+def _in_flight(served: Sequence[Served], at: float) -> int:
+    return sum(one.sent <= at < one.sent + one.e2e for one in served)
 
 
 def _slack(one: Served, slo: Slo) -> float:

@@ -3,7 +3,9 @@
 from pdserve.bench.slo import Slo
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.decision import Plan
+from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
+from pdserve.planner.planning.length import NEARLY, SPANS
 from pdserve.planner.planning.screening import EQUAL, HELD
 from pdserve.planner.planning.switches import Switch
 from pdserve.planner.planning.trial import Judged
@@ -11,6 +13,8 @@ from pdserve.planner.planning.workload import Workload
 from pdserve.planner.simulator import Mode
 
 _GOOD = 0.9
+_FALLS = 0.05
+"""Attainment that a run's last third is below all of it by to be told."""
 COLUMNS = (
     "way",
     "attainment",
@@ -21,6 +25,7 @@ COLUMNS = (
     "missed TTFT",
     "missed ITL",
     "runs",
+    "requests",
 )
 
 
@@ -78,9 +83,8 @@ def reasons(plan: Plan) -> list[str]:
         said.append(f"   {name} is out: {'; '.join(words)}.")
     if opponent is None:
         return said
-    gap = (opponent.attainment - best.attainment) if best.candidate.colocated else best.attainment
     if best.candidate.colocated:
-        if plan.attainment.mean >= _GOOD and gap <= EQUAL:
+        if plan.attainment.mean >= _GOOD and opponent.attainment - best.attainment <= EQUAL:
             said.append(
                 f"   At this load colocated engines do as well as the best split, {opponent.candidate.label} "
                 f"({percent(plan.opponent_attainment)}): a split would only add a hand-over."
@@ -130,6 +134,7 @@ def _row(one: Judged, known: dict[Candidate, Interval]) -> tuple[str, ...]:
         f"{one.missed('ttft'):.0%}",
         f"{one.missed('itl'):.0%}",
         str(len(one.trials)),
+        str(one.requests),
     )
 
 
@@ -168,17 +173,20 @@ def _lighter(plan: Plan) -> list[str]:
 
 
 def _goodput(plan: Plan) -> list[str]:
-    if plan.goodput is None:
+    found = [(plan.best, plan.sought), (plan.opponent, plan.opponent_sought)]
+    said = [_rate(one.candidate, value) for one, value in found if one is not None and value is not None]
+    if not said:
         return []
-    said = f"Goodput ({_GOOD:.0%} attainment): {_rate(plan.best.candidate, plan.goodput)}"
-    if plan.opponent is not None and plan.opponent_goodput is not None:
-        said += f"; {_rate(plan.opponent.candidate, plan.opponent_goodput)}"
-        if plan.opponent_goodput.mean > 0:
-            said += f". Ratio of goodputs {plan.goodput.mean / plan.opponent_goodput.mean:.2g}"
-    return [f"{said}."]
+    ratio = ""
+    if plan.goodput is not None and plan.opponent_goodput is not None:
+        ratio = f" Ratio of goodputs {plan.goodput.mean / plan.opponent_goodput.mean:.2g}."
+    return [f"Goodput ({_GOOD:.0%} attainment): {'; '.join(said)}.{ratio}"]
 
 
-def _rate(candidate: Candidate, value: Interval) -> str:
+def _rate(candidate: Candidate, found: Goodput) -> str:
+    value = found.value
+    if value is None:
+        return f"{candidate.label} not found, {found.why}"
     return f"{candidate.label} {value.mean:.3g} req/s ({value.low:.3g} to {value.high:.3g})"
 
 
@@ -234,4 +242,24 @@ def how(plan: Plan) -> str:
     return (
         f"Simulated: runs of {of.count} requests, seeds {of.seed} to {last}; in brackets, where one more run of "
         f"{of.count} requests falls with 95 %. Ways within {EQUAL:.0%} are equal; of equal ones colocated is taken."
+        f"{_length(plan)}"
     )
+
+
+def _length(plan: Plan) -> str:
+    """What is to be known of the runs' length; empty where they are long enough and steady."""
+    best, workload = plan.best, plan.question.workload
+    if workload.rate is None:
+        return ""
+    answers = best.requests / workload.rate / best.mean("e2e")
+    if answers < SPANS / NEARLY:
+        return (
+            f" A run lasts {answers:.1f} answers (less than {SPANS}): such a run flatters, at a load that lasts fewer "
+            "requests are good."
+        )
+    if best.growing or best.attainment - best.mean("late") > _FALLS:
+        return (
+            f" Of the last third of a run's requests {best.mean('late'):.0%} are good: it is not steady, and a longer "
+            "one has fewer."
+        )
+    return ""

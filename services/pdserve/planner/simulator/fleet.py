@@ -69,7 +69,9 @@ class Handover:
     serialization: float = 0.0
     """READ: from the end of prefill to decode's receipt of the request, seconds."""
     tail: float = 0.0
-    """From the last byte to decode's scheduler knowing of it, seconds."""
+    """From the last byte to decode's scheduler knowing of it, seconds; READ's, and WRITE's where that has no own."""
+    tail_write: float | None = None
+    """The same in WRITE; None: as `tail`."""
     bytes_per_token: float = 0.0
     """KV of one token, over all layers and ranks."""
     bandwidth: float = math.inf
@@ -81,8 +83,10 @@ class Handover:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a cost that cannot be."""
-        for name in ("serialization", "tail", "bytes_per_token"):
+        for name in ("serialization", "tail", "tail_write", "bytes_per_token"):
             value = getattr(self, name)
+            if name == "tail_write" and value is None:
+                continue
             if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"handover: {name} must be 0 or more, not {value!r}")
         if not (isinstance(self.bandwidth, int | float) and self.bandwidth > 0):
@@ -91,6 +95,10 @@ class Handover:
             raise ConfigError(f"handover: layers must be at least 1, not {self.layers!r}")
         if self.first_token not in (Role.DECODE, Role.PREFILL):
             raise ConfigError("handover: first_token must be decode or prefill")
+
+    def tail_in(self, mode: Mode) -> float:
+        """Seconds."""
+        return self.tail if mode is not Mode.WRITE or self.tail_write is None else self.tail_write
 
 
 @dataclass(frozen=True, slots=True)

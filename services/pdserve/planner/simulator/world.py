@@ -52,6 +52,7 @@ class World:
         self.engines = [Engine(role, fleet.spec(role), jump=jump) for role in fleet.roles]
         self.requests = [Request(i, job, at) for i, (job, at) in enumerate(zip(jobs, arrivals, strict=True))]
         self.links = Links(fleet.handover.bandwidth)
+        self._tail = fleet.handover.tail_in(fleet.mode)
         self.events = 0
         self.now = 0.0
         self._router = Router(self.engines, fleet.mode, fleet.routing, fleet.headroom)
@@ -224,7 +225,7 @@ class World:
 
     def _transfer(self, request: Request, left: float) -> None:
         if not left or math.isinf(self.fleet.handover.bandwidth):
-            self._at(self.now + self.fleet.handover.tail, self._landed, request, request.attempt)
+            self._at(self.now + self._tail, self._landed, request, request.attempt)
             return
         self.links.add(self.now, Flow(request.index, request.attempt, request.prefill, request.decode, left))
         self._links_changed()
@@ -241,7 +242,7 @@ class World:
             return
         for flow in self.links.ended(self.now):
             request = self.requests[flow.request]
-            self._at(self.now + self.fleet.handover.tail, self._landed, request, flow.attempt)
+            self._at(self.now + self._tail, self._landed, request, flow.attempt)
         self._links_changed()
 
     def _landed(self, request: Request, attempt: int) -> None:
