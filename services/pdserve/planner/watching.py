@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Callable
 
 from pdserve.planner.planning import metrics
-from pdserve.planner.planning.metrics import NothingCame, Reading
+from pdserve.planner.planning.metrics import Reading
 from pdserve.planner.planning.workload import Workload
 from pdserve.rpc.errors import ConfigError
 
@@ -51,7 +51,7 @@ def watch(
             now = read(url, clock())
             if before is not None:
                 plan(metrics.workload(before, now), now)
-        except (ConfigError, NothingCame) as error:
+        except ConfigError as error:
             if once:
                 raise ConfigError(f"{url}: {error.message}") from error
             say(error.message)

@@ -7,13 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning.workload import Workload
-from pdserve.rpc.errors import ConfigError, PdserveError
+from pdserve.rpc.errors import ConfigError
 
 _ROLES = ("prefill", "decode", "both")
-
-
-class NothingCame(PdserveError):
-    """No request was answered between two readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ def workload(first: Reading, second: Reading) -> Workload:
     """What came between two readings: the rate of arrivals, and the mean lengths and hit rate of what ended.
 
     Raises:
-        NothingCame: no request ended, or none arrived.
+        ConfigError: no request ended, or none arrived.
         ConfigError: the readings are not in order, or the proxy was started anew between them.
     """
     seconds = second.at - first.at
@@ -82,7 +78,7 @@ def workload(first: Reading, second: Reading) -> Workload:
     ended = second.ended - first.ended
     arrived = ended + second.open - first.open
     if ended < 1 or arrived < 1:
-        raise NothingCame(f"no request was answered, or none came, within {seconds:.0f} s")
+        raise ConfigError(f"no request was answered, or none came, within {seconds:.0f} s")
     tokens = second.input - first.input
     prompt, output = (max(1, round(value / ended)) for value in (tokens, second.output - first.output))
     hits = (second.cached - first.cached) / tokens if tokens else 0.0
