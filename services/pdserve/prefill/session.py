@@ -32,6 +32,9 @@ from pdserve.runtime.race import unless
 
 log = structlog.get_logger(__name__)
 
+LATE_CAUSE = 0.5
+"""Seconds that an engine which offers too little waits for kvd's word on why."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
@@ -165,6 +168,10 @@ class Prefiller:
         except TimeoutError as error:
             raise DeadlinePassed(f"no answer from the engine in {self._config.compute_seconds:g} s") from error
         if not output.token_ids or output.offered_tokens != len(ask.prompt):
+            # The engine's own word of a lost kvd may come sooner than ours: then that is the reason.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LATE_CAUSE):
+                    await self._bad_end(watch)
             raise ProducerFailed(
                 f"the engine offers {output.offered_tokens} of {len(ask.prompt)} prompt tokens"
                 f" and sampled {len(output.token_ids)} tokens"

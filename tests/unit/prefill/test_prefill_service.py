@@ -21,6 +21,7 @@ from pdserve.engine.hosting.testing import INFO, Run, ScriptedEngine, ScriptedHa
 from pdserve.engine.port import EngineTimes, Finish, Output, Produce, Sampling
 from pdserve.kvd.client.messages import Facts, Outcome
 from pdserve.kvd.types import Mode, Ticket
+from pdserve.prefill import session
 from pdserve.prefill.service import NAME, PrefillService
 from pdserve.prefill.session import Ask, PrefillConfig, Prefiller
 from pdserve.rpc import errors, status
@@ -232,13 +233,24 @@ async def test_the_engine_refusing_ends_the_request(world: World) -> None:
     assert world.handoffs.cancelled == [(TID, "PRODUCER_FAILED")]
 
 
-async def test_an_engine_that_offers_nothing_has_failed(world: World) -> None:
+async def test_an_engine_that_offers_nothing_has_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ticket for blocks that nobody holds is never signed."""
+    monkeypatch.setattr(session, "LATE_CAUSE", 0.0)
     call = world.ask()
     (await world.engine.next_run()).say(Output(token_ids=(65,), finish=Finish.LENGTH))
     assert isinstance(await refused(call), errors.ProducerFailed)
     await world.idle()
     assert world.handoffs.cancelled == [(TID, "PRODUCER_FAILED")]
+
+
+async def test_an_engine_that_offers_nothing_since_kvd_has_gone(world: World) -> None:
+    """The engine has heard of it first: the request ends with what kvd's end says, and the engine is not blamed."""
+    call = world.ask()
+    run = await world.engine.next_run()
+    run.say(Output(token_ids=(65,), finish=Finish.LENGTH))
+    await run.ended.wait()
+    world.handoffs.end(TID, None, Outcome.FAILED, "KVD_UNAVAILABLE")
+    assert isinstance(await refused(call), errors.KvdUnavailable)
 
 
 async def test_no_kvd_no_prefill(world: World) -> None:
