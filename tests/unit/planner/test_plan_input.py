@@ -91,7 +91,12 @@ def test_no_slo_in_an_open_loop() -> None:
 
 @pytest.mark.parametrize(
     ("engines", "gpus", "why"),
-    [(0, None, "at least one"), (None, None, "how many engines"), (2, 8, "how many"), (None, 3, "too few")],
+    [
+        (0, None, "at least one"),
+        (None, None, "how many engines"),
+        (2, 8, "how many"),
+        (None, 3, "3 accelerators are too few for profile mi300x: an engine takes 4"),
+    ],
 )
 def test_budget_that_cannot_be(engines: int | None, gpus: int | None, why: str) -> None:
     """Neither, both, none, or fewer accelerators than one engine takes."""

@@ -1,6 +1,7 @@
 """The fit behind `pdserve profile`: known constants come back, stalls do not move them, a misfit is said."""
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from pdserve.planner.measuring.points import (
     PrefillPoint,
 )
 from pdserve.planner.measuring.steps import Answer
+from pdserve.planner.measuring.table import table
 from pdserve.planner.simulator import Job, Mode, simulate
 from pdserve.rpc.errors import ConfigError
 
@@ -178,3 +180,24 @@ def test_fit_that_is_not_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(lines, "nnls", fails)
     with pytest.raises(ConfigError, match=r"prefill: no fit was found: Maximum number"):
         lines.fit([(1, 5), (1, 6)], [1.0, 1.1], "prefill")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "enough"),
+    [((64, 128, 512), False), ((512,) * 8, False), ((500, 520, 540, 560), False), ((64, 64, 128, 512), True)],
+    ids=["three", "one size", "much alike", "enough"],
+)
+def test_bandwidth_needs_points(sizes: tuple[int, ...], enough: bool) -> None:
+    """Fewer than four READ hand-overs, or such of nearly one size, give no bandwidth: the table and [fit] say that
+    there were too few points, not that it was not seen to bind."""
+    data = measured(noise=0.0)
+    one = next(point for point in data.handovers if point.mode == "read")
+    found = tuple(dataclasses.replace(one, tokens=n, kv_bytes=1000 * n, wait=0.003 + 1000 * n / 1e8) for n in sizes)
+    fitted = fits.fit(dataclasses.replace(data, handovers=found))
+    made = making.profile(data, fitted, making.Facts("mine", "", "", "", 1, None), [])
+    assert fitted.handover is not None
+    assert (fitted.handover.bandwidth is not None) is enough
+    assert ("read" in fitted.lines) is enough
+    assert ("too few points for a bandwidth" in table(fitted)) is (not enough)
+    assert ("bandwidth" in made.fit) is (not enough)
+    assert made.handover.bandwidth == (pytest.approx(1e8) if enough else math.inf)

@@ -21,6 +21,10 @@ MOST_RESIDUAL = 0.2
 """Nine of ten points have to be as near to the fit as this, relative."""
 MOST_LEFT_OUT = 0.25
 """Share of the points that may be left out as stalls."""
+LEAST_HANDOVERS = 4
+"""READ hand-overs below which no bandwidth is fitted: a line of two costs goes through fewer whatever they are."""
+LEAST_SPREAD = 1.5
+"""The largest of them over the smallest, bytes, below which none is: their noise would be taken for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,13 @@ class HandoverFit:
     """From the last byte to decode's taking the request into a step, seconds; by mode. WRITE's holds the bytes that
     prefill did not hide, but the last layer's."""
     bandwidth: float | None
-    """Bytes a second; None: the wait does not depend on the size."""
+    """Bytes a second; None: the wait does not depend on the size, or there is no `line`."""
     bytes_per_token: float
     layers: int
     transport: str
     """What moved the bytes, by name."""
     line: Line | None
-    """READ's wait over its bytes; None: all of one size."""
+    """READ's wait over its bytes; None: too few points, or too much alike, to tell a bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,11 @@ def _mixed(points: Sequence[MixedPoint], cost: CostModel) -> Line:
     return lines.fit([(p.steps, p.tokens) for p in points], rest, "mixed steps", whole)
 
 
+def _tell_bandwidth(read: Sequence[HandoverPoint]) -> bool:
+    sizes = [p.kv_bytes for p in read]
+    return len(sizes) >= LEAST_HANDOVERS and max(sizes) >= LEAST_SPREAD * min(sizes)
+
+
 def _handover(points: Sequence[HandoverPoint]) -> HandoverFit:
     names = sorted({p.transport for p in points})
     if len(names) > 1:
@@ -132,7 +141,7 @@ def _handover(points: Sequence[HandoverPoint]) -> HandoverFit:
     line = bandwidth = None
     if read:
         tail["read"] = statistics.median(p.wait for p in read)
-    if len({p.tokens for p in read}) > 1:
+    if _tell_bandwidth(read):
         line = lines.fit([(1, p.kv_bytes) for p in read], [p.wait for p in read], "READ hand-over")
         tail["read"] = line.costs[0]
         bandwidth = 1.0 / line.costs[1] if line.costs[1] > 0 else None

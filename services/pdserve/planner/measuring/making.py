@@ -90,6 +90,8 @@ def _fit(measured: Measured, fitted: Fitted, facts: Facts, misfits: Sequence[str
         found[f"{name}_nine_in_ten_residual"] = round(line.nine_in_ten, 4)
     if fitted.handover is not None:
         found["transport"] = fitted.handover.transport
+        if fitted.handover.line is None:
+            found["bandwidth"] = "too few points: none is taken to bind"
         for mode, tail in fitted.handover.tail.items():
             found[f"{mode}_tail"] = round(tail, 6)
     if misfits:

@@ -1,6 +1,7 @@
 """The fits as a table for people. Pure."""
 
 from pdserve.planner.measuring.fits import Fitted
+from pdserve.planner.plain import number
 
 _LINES = {
     "prefill": ("prefill_base", "prefill_per_token"),
@@ -41,7 +42,7 @@ def table(fitted: Fitted) -> str:
 def _formula(fitted: Fitted, name: str) -> str:
     if name == "read":
         line = fitted.lines[name]
-        return f"{line.costs[0] * 1e3:.3g} ms + {line.costs[1] * 1e12:.3g} ms/GB"
+        return f"{number(line.costs[0] * 1e3)} ms + {number(line.costs[1] * 1e12)} ms/GB"
     units = {
         "base": "ms",
         "per_token": "us/token",
@@ -52,7 +53,7 @@ def _formula(fitted: Fitted, name: str) -> str:
     for cost in _LINES[name]:
         kind = cost.removeprefix(f"{name}_")
         factor = {"base": 1e3, "per_context_token": 1e9}.get(kind, 1e6)
-        said.append(f"{getattr(fitted.cost, cost) * factor:.4g} {units[kind]}")
+        said.append(f"{number(getattr(fitted.cost, cost) * factor, 4)} {units[kind]}")
     return " + ".join(said)
 
 
@@ -62,9 +63,13 @@ def _rest(fitted: Fitted) -> list[str]:
     if moved is None:
         return [*lines, "no prefill and decode pair: nothing is known of a hand-over"]
     tails = ", ".join(f"{mode.upper()} {tail * 1e3:.2f} ms" for mode, tail in moved.tail.items())
-    rate = "not seen to bind" if moved.bandwidth is None else f"{moved.bandwidth / 1e9:.3g} GB/s"
+    rate = "bandwidth not seen to bind"
+    if moved.line is None:
+        rate = "too few points for a bandwidth"
+    elif moved.bandwidth is not None:
+        rate = f"bandwidth {number(moved.bandwidth / 1e9)} GB/s"
     return [
         *lines,
         f"hand-over over {moved.transport}: {moved.bytes_per_token:.0f} bytes/token in {moved.layers} layers, "
-        f"bandwidth {rate}, serialization {moved.serialization * 1e3:.2f} ms, wait after the last byte: {tails}",
+        f"{rate}, serialization {moved.serialization * 1e3:.2f} ms, wait after the last byte: {tails}",
     ]

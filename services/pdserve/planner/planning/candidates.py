@@ -39,6 +39,11 @@ class Candidate:
         """Such as `1P:3D WRITE`."""
         return self.shape if self.colocated else f"{self.shape} {self.mode.name}"
 
+    def accelerators(self, profile: Profile) -> int:
+        """That it takes."""
+        roles = ((self.prefills, profile.prefill), (self.decodes, profile.decode), (self.engines, profile.colocated))
+        return sum(count * role.accelerators for count, role in roles if role is not None)
+
     def fleet(self, profile: Profile) -> Fleet:
         """For the simulator."""
         return profile.fleet(self.mode, prefills=self.prefills, decodes=self.decodes, engines=self.engines)
@@ -85,5 +90,18 @@ def candidates(profile: Profile, budget: Budget) -> list[Candidate]:
             if decodes >= 1 and left < size["prefill"]:
                 found += [Candidate(mode, prefills, decodes) for mode in (Mode.READ, Mode.WRITE)]
     if not found:
-        raise ConfigError(f"{budget} are too few for profile {profile.name}")
+        why = "it knows only splits, which take two engines at least" if "colocated" not in size else ""
+        if budget.gpus is not None:
+            why = f"{takes(profile)}{f'; {why}' if why else ''}"
+        verb = "is" if most == 1 else "are"
+        raise ConfigError(f"{budget} {verb} too few for profile {profile.name}: {why}")
     return found
+
+
+def takes(profile: Profile) -> str:
+    """How many accelerators an engine of it takes, in words."""
+    roles = (("prefill", profile.prefill), ("decode", profile.decode), ("colocated", profile.colocated))
+    sizes = {name: role.accelerators for name, role in roles if role is not None}
+    if len(set(sizes.values())) == 1:
+        return f"an engine takes {next(iter(sizes.values()))}"
+    return ", ".join(f"a {name} engine takes {size}" for name, size in sizes.items())

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pdserve.bench.goodput import THRESHOLD
 from pdserve.planner.measuring.making import MISFIT
 from pdserve.planner.planning.binding import BRIEF, Binding, binding
 from pdserve.planner.planning.candidates import Budget, Candidate, candidates
@@ -91,6 +92,26 @@ class Plan:
     def opponent(self) -> Judged | None:
         """The best of the other kind, colocated or split."""
         return self.screened.opponent
+
+    @property
+    def held(self) -> bool:
+        """Whether as many requests are good as goodput asks for."""
+        return self.attainment.mean >= THRESHOLD
+
+    @property
+    def lacks(self) -> str:
+        """The kind of engines that the profile has no costs of, so that no split can be compared; empty: none."""
+        profile = self.question.profile
+        if profile.colocated is None:
+            return "colocated engines"
+        return "prefill and decode engines" if profile.prefill is None or profile.decode is None else ""
+
+    @property
+    def idle(self) -> int:
+        """Accelerators that the chosen way leaves idle; 0 where engines were given."""
+        if self.budget.gpus is None:
+            return 0
+        return self.budget.gpus - self.best.candidate.accelerators(self.question.profile)
 
     @property
     def goodput(self) -> Interval | None:

@@ -3,11 +3,13 @@
 import base64
 import html
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.planner.planning import words
+from pdserve.planner.plain import seconds
+from pdserve.planner.planning import verdict, words
 from pdserve.planner.planning.decision import Plan
 from pdserve.rpc.errors import ConfigError
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SPLIT, _COLOCATED, _CHOSEN = "#0068ad", "#d4660a", "#1b1e23"
+_TITLE = 120
+"""Characters of a line of the picture's title, as many as fit."""
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1e23 }
 table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .2rem .7rem; text-align: right }
@@ -54,19 +58,23 @@ def png(plan: Plan) -> bytes:
     figure = Figure(figsize=(10, 1.6 + 0.42 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(shown))
-    left.barh(places, [100 * one.attainment for one in shown], color=colours, height=0.6)
-    for one, interval in ((plan.best, plan.attainment), (plan.opponent, plan.opponent_attainment)):
+    free = plan.question.slo.empty
+    left.barh(places, [one.score if free else 100 * one.attainment for one in shown], color=colours, height=0.6)
+    known = ((plan.best, plan.attainment), (plan.opponent, plan.opponent_attainment))
+    for one, interval in () if free else known:
         if one is not None and interval is not None:
             place = shown.index(one)
             left.plot([100 * interval.low, 100 * interval.high], [place, place], color=_CHOSEN, linewidth=2, marker="|")
-    left.set_xlim(0, 100)
-    left.set_xlabel("requests that meet every objective, %")
+    if not free:
+        left.set_xlim(0, 100)
+    left.set_xlabel("requests a second" if free else "requests that meet every objective, %")
     left.set_yticks(list(places), names)
     left.invert_yaxis()
     left.get_yticklabels()[shown.index(plan.best)].set_fontweight("bold")
     _latencies(right, plan, places)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=4, fontsize=8, frameon=False)
-    figure.suptitle(words.answer(plan).removeprefix("-> "), fontsize=11, x=0.01, ha="left")
+    title = textwrap.fill(verdict.answer(plan).removeprefix("-> "), _TITLE)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=120, metadata={"Software": ""})
     return target.getvalue()
@@ -78,7 +86,7 @@ def _latencies(axes: "Axes", plan: Plan, places: Sequence[int]) -> None:
     axes.plot([one.mean("itl") * 1000 for one in shown], places, "s", color="#00806a", label="ITL, median")
     for most, style in ((slo.ttft, "-"), (slo.itl, "--")):
         if most is not None:
-            axes.axvline(most * 1000, color="#b3261e", linestyle=style, linewidth=1, label=f"SLO {words.seconds(most)}")
+            axes.axvline(most * 1000, color="#b3261e", linestyle=style, linewidth=1, label=f"SLO {seconds(most)}")
     axes.set_xscale("log")
     axes.set_xlabel("ms")
     axes.grid(axis="x", color="#e6e6e1")
@@ -87,12 +95,11 @@ def _latencies(axes: "Axes", plan: Plan, places: Sequence[int]) -> None:
 def page(plan: Plan) -> str:
     """The page."""
     picture = base64.b64encode(png(plan)).decode()
-    head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in words.COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in words.rows(plan)
-    )
+    names, *ways = words.table(plan)
+    head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in ways)
     said = html.escape(words.report(plan))
-    title = html.escape(words.answer(plan).removeprefix("-> "))
+    title = html.escape(verdict.answer(plan).removeprefix("-> "))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Plan: {title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'

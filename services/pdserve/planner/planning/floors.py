@@ -4,10 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.slo import Slo
+from pdserve.planner.plain import number
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.trial import Question, lone
 from pdserve.planner.simulator import Mode
 from pdserve.rpc.errors import ConfigError
+
+KINDS = {Mode.COLOCATED: "a colocated engine", Mode.READ: "a split in READ", Mode.WRITE: "a split in WRITE"}
+"""What each mode is called in a sentence."""
+_TIGHT = 0.8
+"""Share of an SLO that a request takes when it is alone, above which more engines hardly help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +28,31 @@ class Floor:
 
     def misses(self, slo: Slo) -> list[str]:
         """What not even a lone request meets, in words."""
+        return [
+            f"a {name} SLO of {number(most * 1000)} ms is below the {value * 1000:.0f} ms of a request that is alone"
+            for name, most, value in self._beside(slo)
+            if value > most
+        ]
+
+    def tight(self, slo: Slo) -> list[str]:
+        """What a lone request meets with hardly any room, in words: there it is not engines that are missing."""
+        return [
+            f"a {name} SLO of {number(most * 1000)} ms leaves little above the {value * 1000:.0f} ms of a request "
+            "that is alone"
+            for name, most, value in self._beside(slo)
+            if value > _TIGHT * most
+        ]
+
+    def _beside(self, slo: Slo) -> list[tuple[str, float, float]]:
+        """Each objective that there is: its name, the SLO and what a lone request takes, seconds."""
         itl = {"p99": "P99 ITL", "mean": "mean ITL", "max": "longest ITL"}[slo.itl_of]
-        pairs = (
+        figures = (
             ("TTFT", slo.ttft, self.ttft),
             (itl, slo.itl, self.itl),
             ("TPOT", slo.tpot, self.itl),
             ("E2E", slo.e2e, self.e2e),
         )
-        return [
-            f"a {name} SLO of {most * 1000:.0f} ms is below the {value * 1000:.0f} ms of a request that is alone"
-            for name, most, value in pairs
-            if most is not None and value > most
-        ]
+        return [(name, most, value) for name, most, value in figures if most is not None]
 
 
 def floors(question: Question, candidates: Sequence[Candidate]) -> dict[Mode, Floor]:
@@ -55,6 +74,6 @@ def check(slo: Slo, found: dict[Mode, Floor]) -> dict[Mode, list[str]]:
     """
     missed = {mode: floor.misses(slo) for mode, floor in found.items()}
     if all(missed.values()):
-        said = "; ".join(f"{mode.name}: {', '.join(words)}" for mode, words in missed.items())
+        said = "; ".join(f"{KINDS[mode]}: {', '.join(words)}" for mode, words in missed.items())
         raise ConfigError(f"no engine of this profile can meet the SLO, whatever the load: {said}")
     return missed

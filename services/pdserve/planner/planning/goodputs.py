@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pdserve.bench.goodput import THRESHOLD
+from pdserve.planner.plain import number
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.interval import Interval, predict
 from pdserve.planner.planning.length import short, sustained
@@ -39,7 +40,7 @@ def goodput(question: Question, candidate: Candidate, seed: int, requests: int |
     rate = question.workload.rate or 0.0
     first = _one(question, candidate, seed, requests, rate, 2.0)
     if first > _MOST * rate:
-        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {_MOST * rate:.3g} req/s still")
+        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {number(_MOST * rate)} req/s still")
     if first:
         rest = [
             _one(question, candidate, each, requests, first, 1 + 2 * PRECISION)
@@ -47,7 +48,7 @@ def goodput(question: Question, candidate: Candidate, seed: int, requests: int |
         ]
         # Each lies anywhere in the bisection's last bracket, whatever the seeds agree on.
         return Goodput(predict([first, *rest], floor=PRECISION * max(first, *rest) / math.sqrt(12)))
-    return Goodput(None, f"not even at {_LEAST * rate:.3g} req/s are {THRESHOLD:.0%} good")
+    return Goodput(None, f"not even at {number(_LEAST * rate)} req/s are {THRESHOLD:.0%} good")
 
 
 def _one(question: Question, candidate: Candidate, seed: int, requests: int | None, start: float, step: float) -> float:

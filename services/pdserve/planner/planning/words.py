@@ -1,21 +1,22 @@
 """A plan in words and as a table. Pure."""
 
+from pdserve.bench.goodput import THRESHOLD
 from pdserve.bench.slo import Slo
-from pdserve.planner.planning.candidates import Candidate
+from pdserve.planner.plain import number, seconds
+from pdserve.planner.planning.candidates import Candidate, takes
 from pdserve.planner.planning.decision import Plan
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
 from pdserve.planner.planning.length import NEARLY, SPANS
-from pdserve.planner.planning.screening import EQUAL, HELD
+from pdserve.planner.planning.screening import EQUAL
 from pdserve.planner.planning.switches import Switch
 from pdserve.planner.planning.trial import Judged
+from pdserve.planner.planning.verdict import answer, lighter, load, rate, ratio, reasons
 from pdserve.planner.planning.workload import Workload
-from pdserve.planner.simulator import Mode
 
-_GOOD = 0.9
 _FALLS = 0.05
 """Attainment that a run's last third is below all of it by to be told."""
-COLUMNS = (
+_COLUMNS = (
     "way",
     "attainment",
     "95 % of runs",
@@ -29,22 +30,33 @@ COLUMNS = (
 )
 
 
+_OF_SLO = ("attainment", "95 % of runs", "missed TTFT", "missed ITL")
+"""Columns that say nothing where there is none."""
+
+
 def report(plan: Plan) -> str:
     """All of it, in paragraphs of one sentence or a few."""
-    parts = [question(plan), *_lighter(plan), answer(plan), *reasons(plan), _aligned(plan)]
+    parts = [question(plan), *lighter(plan), answer(plan), *reasons(plan), _aligned(plan)]
     parts += [*_goodput(plan), *_binding(plan), *_switches(plan), *_cost(plan), how(plan)]
     return "\n".join(part for part in parts if part)
 
 
 def question(plan: Plan) -> str:
     """What was asked."""
-    where = f"profile {plan.question.profile.name}"
+    where = f"profile {plan.question.profile.name}{_idle(plan)}"
     return f"{plan.budget} ({where}): {workload(plan.asked)}; {objectives(plan.question.slo)}."
+
+
+def _idle(plan: Plan) -> str:
+    """How many accelerators the chosen way leaves idle; empty where none."""
+    if not plan.idle:
+        return ""
+    verb = "is" if plan.idle == 1 else "are"
+    return f"; {plan.idle} of them {verb} idle, {takes(plan.question.profile)}"
 
 
 def workload(of: Workload) -> str:
     """Such as `2000 tokens in, 1000 out, 8 req/s`."""
-    rate = f"{of.rate:.3g} req/s" if of.rate is not None else f"{of.concurrency} in flight"
     if of.trace is not None:
         typical = of.typical
         lengths = (
@@ -53,7 +65,7 @@ def workload(of: Workload) -> str:
     else:
         lengths = f"{of.prompt} tokens in, {of.output} out"
     hits = f", {of.hit_rate:.0%} of the prompts cached" if of.hit_rate else ""
-    return f"{lengths}{hits}, {rate}"
+    return f"{lengths}{hits}, {load(of)}"
 
 
 def objectives(slo: Slo) -> str:
@@ -64,62 +76,17 @@ def objectives(slo: Slo) -> str:
     return ", ".join(said) or "no SLO: most requests a second"
 
 
-def answer(plan: Plan) -> str:
-    """The way to take, in one sentence."""
-    best = plan.best.candidate
-    where = f"at {_load(plan.question.workload)}"
-    share = f"{percent(plan.attainment)} of the requests meet every objective {where}"
-    if best.colocated:
-        return f"-> Do not split: {best.shape}. {share}."
-    return f"-> Split {best.shape}, {best.mode.name}. {share}."
-
-
-def reasons(plan: Plan) -> list[str]:
-    """Why, where there is something to say."""
-    best, opponent = plan.best, plan.opponent
-    said = []
-    for mode, words in plan.impossible.items():
-        name = "A colocated engine" if mode is Mode.COLOCATED else f"A split in {mode.name}"
-        said.append(f"   {name} is out: {'; '.join(words)}.")
-    if opponent is None:
-        return said
-    if best.candidate.colocated:
-        if plan.attainment.mean >= _GOOD and opponent.attainment - best.attainment <= EQUAL:
-            said.append(
-                f"   At this load colocated engines do as well as the best split, {opponent.candidate.label} "
-                f"({percent(plan.opponent_attainment)}): a split would only add a hand-over."
-            )
-        else:
-            said.append(f"   The best split, {opponent.candidate.label}, comes to {percent(plan.opponent_attainment)}.")
-        if opponent.mean("ttft") > best.mean("ttft"):
-            said.append(
-                f"   A split has the later first token: {seconds(opponent.mean('ttft'))} in the median, against "
-                f"{seconds(best.mean('ttft'))}."
-            )
-        if plan.question.workload.typical.output <= 64:
-            said.append("   Answers are short: there is little decoding for prompts to disturb.")
-    else:
-        why = _worst(opponent)
-        said.append(f"   {opponent.candidate.shape.capitalize()} come to {percent(plan.opponent_attainment)}{why}.")
-    return said
-
-
-def seconds(value: float) -> str:
-    """Of three digits, in ms below 1 s."""
-    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
-
-
-def percent(of: Interval | None) -> str:
-    """A share and where one more run would be."""
-    return "unknown" if of is None else f"{of.mean:.0%} ({of.low:.0%} to {of.high:.0%})"
-
-
-def rows(plan: Plan) -> list[tuple[str, ...]]:
-    """The table: every way that was run, best first."""
+def table(plan: Plan) -> list[tuple[str, ...]]:
+    """The names of the columns, and every way that was run, best first; without an SLO nothing of objectives."""
     known = {plan.best.candidate: plan.attainment}
     if plan.opponent is not None and plan.opponent_attainment is not None:
         known[plan.opponent.candidate] = plan.opponent_attainment
-    return [_row(one, known) for one in plan.screened.all]
+    rows = [_COLUMNS, *(_row(one, known) for one in plan.screened.all)]
+    if not plan.question.slo.empty:
+        return rows
+    kept = [place for place, name in enumerate(_COLUMNS) if name not in _OF_SLO]
+    names, *ways = [tuple(row[place] for place in kept) for row in rows]
+    return [tuple(name.removeprefix("good ") for name in names), *ways]
 
 
 def _row(one: Judged, known: dict[Candidate, Interval]) -> tuple[str, ...]:
@@ -128,7 +95,7 @@ def _row(one: Judged, known: dict[Candidate, Interval]) -> tuple[str, ...]:
         one.candidate.label,
         f"{one.attainment:.1%}",
         f"{interval.low:.0%}-{interval.high:.0%}" if interval else "",
-        f"{one.score:.3g}",
+        number(one.score),
         seconds(one.mean("ttft")),
         seconds(one.mean("itl")),
         f"{one.missed('ttft'):.0%}",
@@ -139,8 +106,8 @@ def _row(one: Judged, known: dict[Candidate, Interval]) -> tuple[str, ...]:
 
 
 def _aligned(plan: Plan) -> str:
-    lines = [COLUMNS, *rows(plan)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    lines = table(plan)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     made = []
     for line in lines:
         cells = [
@@ -152,54 +119,32 @@ def _aligned(plan: Plan) -> str:
     return "\n" + "\n".join(made) + "\n"
 
 
-def _worst(one: Judged) -> str:
-    names = {"ttft": "the TTFT SLO", "itl": "the ITL SLO", "tpot": "the TPOT SLO", "e2e": "the E2E SLO"}
-    name = max(names, key=one.missed)
-    share = one.missed(name)
-    return f": {share:.0%} miss {names[name]}" if share else ""
-
-
-def _load(of: Workload) -> str:
-    return f"{of.rate:.3g} req/s" if of.rate is not None else f"{of.concurrency} in flight"
-
-
-def _lighter(plan: Plan) -> list[str]:
-    if plan.asked == plan.question.workload:
-        return []
-    return [
-        f"   At {_load(plan.asked)} not even {HELD:.0%} of the requests are good, whatever is chosen: too few engines. "
-        f"Planned for {_load(plan.question.workload)} instead."
-    ]
-
-
 def _goodput(plan: Plan) -> list[str]:
     found = [(plan.best, plan.sought), (plan.opponent, plan.opponent_sought)]
     said = [_rate(one.candidate, value) for one, value in found if one is not None and value is not None]
     if not said:
         return []
-    ratio = ""
-    if plan.goodput is not None and plan.opponent_goodput is not None:
-        ratio = f" Ratio of goodputs {plan.goodput.mean / plan.opponent_goodput.mean:.2g}."
-    return [f"Goodput ({_GOOD:.0%} attainment): {'; '.join(said)}.{ratio}"]
+    return [f"Goodput ({THRESHOLD:.0%} attainment): {'; '.join(said)}.{ratio(plan)}"]
 
 
 def _rate(candidate: Candidate, found: Goodput) -> str:
     value = found.value
     if value is None:
         return f"{candidate.label} not found, {found.why}"
-    return f"{candidate.label} {value.mean:.3g} req/s ({value.low:.3g} to {value.high:.3g})"
+    return f"{candidate.label} {rate(value)}"
 
 
 def _binding(plan: Plan) -> list[str]:
     found = plan.binding
     if found is None:
         return []
-    where = f"at {found.rate:.3g} req/s" if found.rate is not None else "at this load"
+    where = f"at {number(found.rate)} req/s" if found.rate is not None else "at this load"
     if found.machine is None and found.objective is None:
         return [f"Binds: nothing alone; a quarter more of any one thing brings less than 2 % {where}."]
     said = []
     if found.machine is not None:
-        said.append(f"{found.machine} (a quarter more of it: {found.gains[found.machine]:+.0%} good requests {where})")
+        more = f"{found.gains[found.machine]:+.0%} {'' if plan.question.slo.empty else 'good '}requests"
+        said.append(f"{found.machine} (a quarter more of it: {more} {where})")
     if found.objective is not None:
         said.append(f"of the objectives {found.objective} (a quarter looser: {found.gains[found.objective]:+.0%})")
     return [f"Binds: {'; '.join(said)}."]
@@ -217,7 +162,9 @@ def switch_words(switch: Switch) -> str:
     way = "above" if switch.other > switch.now else "below"
     unit = f" {switch.unit}" if switch.unit else ""
     to = "not half of the requests are good in any way" if switch.to is None else _named(switch.to)
-    return f"{switch.what} {way} {switch.still:.3g} to {switch.other:.3g}{unit} (now {switch.now:.3g}): {to}"
+    return (
+        f"{switch.what} {way} {number(switch.still)} to {number(switch.other)}{unit} (now {number(switch.now)}): {to}"
+    )
 
 
 def _named(candidate: Candidate) -> str:
@@ -230,8 +177,8 @@ def _cost(plan: Plan) -> list[str]:
     if plan.cost.good is None:
         return ["Cost: no request is good, so that no token is."]
     return [
-        f"Cost of a million tokens of good requests: {plan.cost.good:.3g} over prompts and answers, "
-        f"{plan.cost.good_output:.3g} over answers alone."
+        f"Cost of a million tokens{'' if plan.question.slo.empty else ' of good requests'}: "
+        f"{number(plan.cost.good)} over prompts and answers, {number(plan.cost.good_output or 0.0)} over answers alone."
     ]
 
 
