@@ -1,10 +1,11 @@
 """What a server process writes to its log: structlog events on stderr, one a line, never a prompt."""
 
+import contextlib
 import enum
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -30,6 +31,23 @@ class LogLevel(enum.Enum):
     ERROR = "error"
 
 
+class _Log:
+    """A stream whose reader may go: a line that cannot be written is lost, and neither a request nor a stop is."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, line: str) -> None:
+        """Writes it, if anybody reads."""
+        with contextlib.suppress(OSError):  # there is no other place to say so
+            self._out.write(line)
+
+    def flush(self) -> None:
+        """The same."""
+        with contextlib.suppress(OSError):
+            self._out.flush()
+
+
 def setup(
     service: str, form: LogFormat = LogFormat.AUTO, level: LogLevel = LogLevel.INFO, stream: TextIO | None = None
 ) -> None:
@@ -51,7 +69,7 @@ def setup(
             *last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.name)),
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Log(out))),
         cache_logger_on_first_use=False,
     )
 

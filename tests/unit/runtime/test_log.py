@@ -1,7 +1,10 @@
 """The log is one JSON object a line, and holds nothing that users said."""
 
+import asyncio
 import io
 import json
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -51,3 +54,24 @@ def test_a_file_gets_json_and_tracebacks(lines: io.StringIO) -> None:
     except ValueError as error:
         structlog.get_logger("x").error("failed", exc_info=error)
     assert "ValueError: broken" in json.loads(lines.getvalue())["exception"]
+
+
+async def test_a_log_that_nobody_reads_any_more() -> None:
+    """A process whose log's reader has gone goes on: a line that cannot be written is no error of what wrote it."""
+    said = (
+        "from pdserve.runtime import log\n"
+        "import structlog\n"
+        "log.setup('deaf')\n"
+        "input()\n"
+        "for _ in range(3):\n"
+        "    structlog.get_logger().warning('nobody hears it')\n"
+        "print('went on', flush=True)\n"
+    )
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", said, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=writer
+    )
+    os.close(writer)
+    os.close(reader)  # gone before the first line
+    out, _ = await asyncio.wait_for(process.communicate(b"\n"), 30)
+    assert out == b"went on\n"
