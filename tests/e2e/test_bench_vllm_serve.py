@@ -4,7 +4,6 @@ Real: every process, both clients. Simulated: the model, whose steps take a fixe
 the two clients' prompts are alike in number and times but not in content.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,11 +17,7 @@ import pytest
 from pdserve.bench.results import load
 from pdserve.cli import model
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 RATE, REQUESTS, OUTPUT = 4.0, 40, 24
 STEPS = ("--sim-cost-prefill-base", "0.05", "--sim-cost-decode-base", "0.03")

@@ -8,10 +8,11 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdserve.bench.extra import needs
 from pdserve.rpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ INTERRUPTED = 130
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags, `report FILE...` and `compare`."""
     try:
-        with _extra():
+        with needs("bench", "bench"):
             from pdserve.bench import options
             from pdserve.bench.compare import command as compare
     except ConfigError as error:
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         PdserveError: nothing was measured.
     """
-    with _extra():
+    with needs("bench", "bench"):
         if args.action == "compare":
             from pdserve.bench.compare import command as compare
 
@@ -211,14 +212,3 @@ def _counter(path: Path | None) -> "CountTokens | None":
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path} is no tokenizer.json: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
-    """Says kindly which part of pdserve is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("pdserve"):
-            raise
-        raise ConfigError(f"`pdserve bench` needs {error.name}: pip install 'pdserve[bench]'") from error

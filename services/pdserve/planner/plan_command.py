@@ -1,13 +1,12 @@
 """`pdserve plan`: colocated or split, READ or WRITE, and how many engines of each, for a workload and its SLOs."""
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdserve.bench.extra import needs
 from pdserve.rpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a profile, workload or SLO that nothing can be planned for; it says why.
     """
-    with _extra():
+    with needs("plan", "plan"):
         from pdserve.planner.profile_file import load
 
         profile, slo, settings = load(args.profile), _slo(args), _settings(args)
@@ -204,14 +203,3 @@ def _watch(args: argparse.Namespace, profile: "Profile", slo: "Slo", settings: "
 def _given(args: argparse.Namespace, *names: str) -> str:
     """Those flags of the named that were given, in words; empty where none was."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, ""))
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
-    """Says kindly which part of pdserve is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("pdserve"):
-            raise
-        raise ConfigError(f"`pdserve plan` needs {error.name}: pip install 'pdserve[plan]'") from error

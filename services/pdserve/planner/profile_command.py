@@ -2,16 +2,15 @@
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import os
 import random
 import secrets
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdserve.bench.extra import needs
 from pdserve.rpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             leaves too much over: it is written beside, marked, and with --keep where it was wanted.
         PdserveError: a request failed.
     """
-    with _extra():
+    with needs("plan", "profile"):
         return _run(args)
 
 
@@ -147,14 +146,3 @@ def _machine() -> str:
 
     machine = here()
     return f"{machine.cpu}, {machine.cores} cores"
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
-    """Says kindly which part of pdserve is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("pdserve"):
-            raise
-        raise ConfigError(f"`pdserve profile` needs {error.name}: pip install 'pdserve[plan]'") from error
