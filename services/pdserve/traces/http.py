@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 from aiohttp import web
 
-from pdserve.rpc.errors import ConfigError, DeadlinePassed, InvalidRequest, PdserveError
+from pdserve.rpc.errors import DeadlinePassed, InvalidRequest, PdserveError
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import is_local
+from pdserve.runtime.listening import HttpPort
 from pdserve.traces import answers, ids, params, percentiles
 from pdserve.traces.jaeger_routes import JaegerRoutes
 from pdserve.traces.page_files import HEADERS, File
@@ -43,7 +44,7 @@ class HttpServer:
         JaegerRoutes(store, clock).add_to(app.router)
         for path in files:
             app.router.add_get(path, self._file)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._port = HttpPort(app, handler_cancellation=True)
 
     async def start(self, host: str, port: int) -> int:
         """Binds and serves; returns the port, 0 takes a free one.
@@ -51,16 +52,11 @@ class HttpServer:
         Raises:
             ConfigError: the address is taken or is none of this host's.
         """
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host.strip("[]"), port).start()
-        except OSError as error:
-            raise ConfigError(f"cannot bind HTTP port {host}:{port}: {error.strerror}") from error
-        return int(self._runner.addresses[0][1])
+        return await self._port.start(host, port)
 
     async def aclose(self) -> None:
         """Stops; open requests are cancelled. Safe twice."""
-        await self._runner.cleanup()
+        await self._port.aclose()
 
     async def _file(self, request: web.Request) -> web.Response:
         file = self._files[request.path]

@@ -13,6 +13,7 @@ from pdserve.bench.endpoint import Asking, Outcome, Trail, failure
 from pdserve.bench.over_http import HttpEndpoint
 from pdserve.bench.sse import Events, refusal
 from pdserve.rpc.errors import ConfigError, NoEngines, Overloaded, PdserveError, Unavailable
+from pdserve.runtime.listening import HttpPort
 
 MODELS = {"data": [{"id": "m", "max_model_len": 4096}]}
 
@@ -77,12 +78,9 @@ async def server() -> AsyncIterator[tuple[Server, str]]:
     scripted, app = Server(), web.Application()
     app.router.add_get("/v1/models", scripted.list)
     app.router.add_post("/v1/completions", scripted.complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield scripted, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    port = HttpPort(app)
+    yield scripted, f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}"
+    await port.aclose()
 
 
 async def ask(url: str, asking: Asking | None = None, prompt: Any = (1, 2, 3)) -> tuple[Outcome, Trail]:

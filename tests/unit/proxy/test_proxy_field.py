@@ -12,6 +12,7 @@ from pdserve.api.serving.v1 import serving_pb2, serving_pb2_grpc
 from pdserve.proxy.testing import FakeEngine
 from pdserve.rpc.channel import CHANNEL_OPTIONS, aio_channel
 from pdserve.rpc.status import to_error
+from pdserve.runtime.listening import stop_listening
 
 PING_S = dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] / 1000
 KEEPALIVE_S = PING_S + dict(CHANNEL_OPTIONS)["grpc.http2.ping_timeout_ms"] / 1000
@@ -26,9 +27,14 @@ class Relay:
         self._open = asyncio.Event()
         self._open.set()
         self._writers: list[asyncio.StreamWriter] = []
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._closed = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
         self.connections = 0
+
+    async def start(self) -> str:
+        """Listens; returns the `host:port`."""
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def silence(self) -> None:
         """As a firewall that has forgotten the connections: no byte, no reset."""
@@ -40,16 +46,14 @@ class Relay:
             writer.transport.abort()
         self._open.set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from either side until one ends."""
-        task = asyncio.current_task()
-        assert task is not None
-        if self._closed:  # accepted before the server closed, told of only now
-            writer.transport.abort()
-            return
-        self._tasks.append(task)
-        self.connections += 1
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: the connection is ours to close at once, not a turn later.
         self._writers.append(writer)
+        self._tasks.append(asyncio.create_task(self._serve(reader, writer)))
+        self.connections += 1
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from either side until one ends."""
         host, _, port = self._target.rpartition(":")
         try:
             there, back = await asyncio.open_connection(host, int(port))
@@ -63,8 +67,9 @@ class Relay:
             writer.close()
 
     async def aclose(self) -> None:
-        """Hangs up on all, and on whoever was accepted meanwhile."""
-        self._closed = True
+        """Hangs up on all; the proxy connects again whenever it is hung up on, also now."""
+        if self._server is not None:
+            await stop_listening(self._server)
         self.restore()
         await asyncio.wait_for(asyncio.gather(*self._tasks), KEEPALIVE_S)
         await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
@@ -84,10 +89,9 @@ class Relay:
 async def relayed(engine: FakeEngine) -> AsyncIterator[tuple[Relay, str]]:
     """A relay before an engine, and its address."""
     relay = Relay(engine.address)
-    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-    async with server:
-        yield relay, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        server.close()
+    try:
+        yield relay, await relay.start()
+    finally:
         await relay.aclose()
 
 

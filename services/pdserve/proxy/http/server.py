@@ -12,7 +12,8 @@ from pdserve.proxy.http.answers import Answer, ChatCompletion, Completion, Json,
 from pdserve.proxy.inference import Inference
 from pdserve.proxy.job import Job
 from pdserve.proxy.types import Delta, Finished
-from pdserve.rpc.errors import ConfigError, InvalidRequest, NoEngines, PdserveError
+from pdserve.rpc.errors import InvalidRequest, NoEngines, PdserveError
+from pdserve.runtime.listening import HttpPort
 from pdserve.runtime.telemetry import serve
 from pdserve.runtime.telemetry.metrics import Metrics
 
@@ -34,7 +35,7 @@ class HttpServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get(serve.PATH, self._show_metrics)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._port = HttpPort(app, handler_cancellation=True)
 
     async def start(self, host: str, port: int) -> int:
         """Binds and serves; returns the port, 0 takes a free one.
@@ -42,16 +43,11 @@ class HttpServer:
         Raises:
             ConfigError: the address is taken or is none of this host's.
         """
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host.strip("[]"), port, backlog=1024).start()
-        except OSError as error:
-            raise ConfigError(f"cannot bind HTTP port {host}:{port}: {error.strerror}") from error
-        return int(self._runner.addresses[0][1])
+        return await self._port.start(host, port, backlog=1024)
 
     async def aclose(self) -> None:
         """Stops; open requests are cancelled. Safe twice."""
-        await self._runner.cleanup()
+        await self._port.aclose()
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, bodies.completion, Completion)

@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
-from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.config import MetricsConfig, join_address
+from pdserve.runtime.listening import HttpPort
 from pdserve.runtime.telemetry.metrics import CONTENT_TYPE, Metrics
 
 PATH = "/metrics"
@@ -21,7 +21,7 @@ class MetricsServer:
         self._metrics = metrics
         app = web.Application()
         app.router.add_get(PATH, self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._port = HttpPort(app)
 
     async def start(self, config: MetricsConfig) -> str:
         """Binds and serves; returns the `host:port`.
@@ -29,17 +29,12 @@ class MetricsServer:
         Raises:
             ConfigError: the address is taken or is none of this host's.
         """
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, config.host.strip("[]"), config.port or 0).start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ConfigError(f"cannot bind the metrics port {config.host}:{config.port}: {error.strerror}") from error
-        return join_address(config.host, int(self._runner.addresses[0][1]))
+        port = await self._port.start(config.host, config.port or 0, called="the metrics port")
+        return join_address(config.host, port)
 
     async def aclose(self) -> None:
         """Stops; safe twice."""
-        await self._runner.cleanup()
+        await self._port.aclose()
 
     async def _answer(self, _: web.Request) -> web.Response:
         return answer(self._metrics)
