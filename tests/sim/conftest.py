@@ -45,6 +45,7 @@ from pdserve.prefill.__main__ import PROGRAM as PREFILL
 from pdserve.prefill.session import PrefillConfig
 from pdserve.proxy.app import ProxyApp
 from pdserve.proxy.config import ProxyConfig
+from pdserve.proxy.tracing.sink import TraceSink
 from pdserve.proxy.types import EngineCard, OnFailure
 from pdserve.rpc.channel import aio_channel
 from pdserve.rpc.errors import EngineDied, PdserveError
@@ -162,7 +163,8 @@ class Fleet:
     async def start_proxy(self, settings: dict[str, Any], traces: Export | None) -> None:
         """With a client for each face; neither tries again by itself. `traces` takes the spans."""
         config = ProxyConfig(**({"beat_interval": max(1.0, 4 * self._beat_seconds)} | settings))
-        self.proxy = await ProxyApp.start(config, self.kvd.signer, Clock(), os.urandom, traces)
+        sink = TraceSink(traces, Clock()) if traces else None
+        self.proxy = await ProxyApp.start(config, self.kvd.signer, Clock(), os.urandom, sink)
         self._stack.push_async_callback(self.proxy.aclose)
 
     async def start_clients(self) -> None:
@@ -348,6 +350,11 @@ class Fleet:
         """States of the producers' ends of hand-overs that go on."""
         transfers = self.kvd.node.transfers.book.transfers.values()
         return [transfer.producer.state.value for transfer in transfers if transfer.producer is not None]
+
+    def consumers(self) -> list[str]:
+        """States of the consumers' ends of hand-overs that go on."""
+        transfers = self.kvd.node.transfers.book.transfers.values()
+        return [consumer.state.value for transfer in transfers for consumer in transfer.consumers.values()]
 
     def copying(self) -> int:
         """Copies under way."""

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pdserve.costmodel import CostModel
+from pdserve.kvd.limits import Limits
+from pdserve.kvd.transport.sim import Fault
 from pdserve.rpc import errors
 from pdserve.runtime.failpoints import FAILPOINTS, Point
 from pdserve.runtime.telemetry import names
@@ -19,8 +22,11 @@ Prompt = Callable[[int], tuple[int, ...]]
 Launch = Callable[..., Awaitable["Fleet"]]
 
 ONCE = {"retries": 0}
+BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 LINK = 1e9
 """Bytes a second of the simulated link, which has a failpoint."""
+COST = CostModel(0.02, 0.0, 0.002, 0.0, 0.0, 0.0, 0.0)
+"""A step with a prompt takes 20 ms."""
 
 
 class Traces:
@@ -108,8 +114,19 @@ async def test_a_fault_shows_up_where_it_was(
     assert below[-1] == names.part_span(part)
 
 
+def of_kvd(trace: Trace) -> list[tuple[str, bool]]:
+    """kvd's spans below the wait that failed, in order, each with whether it is the one that did not end; it has the
+    wait's reason and ends with it."""
+    wait = trace.one("pdserve.kv.wait")
+    below = [span for span in trace.spans if span.service.name == names.KVD and span.parent_id == wait.span_id]
+    assert [span.status for span in below if span.status.failed] in ([], [wait.status])
+    assert below[-1].end_ns == wait.end_ns
+    return [(span.name, span.status.failed) for span in below]
+
+
 async def test_a_fault_of_the_transport(launch: Launch, prompt: Prompt, traces: Traces) -> None:
-    """Decode had its blocks and the link fails: kv.wait, whose beginning kvd has told."""
+    """Decode had its blocks and the link fails: kv.wait, whose beginning kvd has told, as when it began the copy, which
+    did not end."""
     fleet = await launch(traces=traces, proxy=ONCE, bandwidth=LINK)
     FAILPOINTS.arm(Point.KVD_LINK, "1*error(TRANSFER_FAILED)")
     with pytest.raises(errors.TransferFailed):
@@ -117,6 +134,59 @@ async def test_a_fault_of_the_transport(launch: Launch, prompt: Prompt, traces: 
     trace = await traces.only(fleet)
     assert failed_in(trace) == ("kv.wait", ())
     assert trace.one("pdserve.decode.admit").status.failed is False
+    assert of_kvd(trace)[-1] == (names.KVD_COPY, True)
+    copy = trace.one(names.KVD_COPY)
+    assert (copy.attributes[names.KV_BYTES], copy.attributes[names.TRANSPORT]) == (0, "sim")
+
+
+@BOTH
+async def test_a_wait_that_expired(launch: Launch, prompt: Prompt, traces: Traces, mode: str) -> None:
+    """A copy hangs until kvd gives the hand-over up: nearly all of the wait is in kvd.copy, which has the reason. In
+    WRITE, where it is the second layer's, what was pushed is below prefill's forward pass, and well."""
+    limits = Limits(transfer=0.3, fence=0.1)
+    fleet = await launch(traces=traces, proxy=ONCE, bandwidth=LINK, limits=limits, layers=4, cost=COST)
+    fleet.may_expire = True
+    steps = fleet.prefills[0].steps
+    steps.shut()
+    asked = asyncio.ensure_future(fleet.ask(prompt(100), mode=mode))
+    await steps.reached()
+    if mode == "write":  # the first layer's copy is done before the others are begun
+        await fleet.until(lambda: fleet.consumers() == ["reserved"])
+        await steps.pass_one()
+        await fleet.until(lambda: fleet.landed() > 0)
+    fleet.faults.script = [Fault.STALL]
+    steps.open()
+    with pytest.raises(errors.TransferExpired):
+        await asked
+    trace = await traces.only(fleet)
+    assert failed_in(trace) == ("kv.wait", ())
+    assert of_kvd(trace)[-1] == (names.KVD_COPY, True)
+    wait, copy = trace.one("pdserve.kv.wait"), trace.one(names.KVD_COPY)
+    assert copy.status.message.startswith("TRANSFER_EXPIRED")
+    assert copy.end_ns - copy.start_ns > 0.9 * (wait.end_ns - wait.start_ns)
+    pushed = [span for span in trace.spans if span.name == names.KVD_PUSH]
+    assert len(pushed) == (mode == "write")
+    for push in pushed:
+        assert trace.by_id[push.parent_id].name == "pdserve.prefill.forward"
+        assert not push.status.failed
+        assert int(str(push.attributes[names.KV_BYTES])) > 0
+
+
+async def test_a_prefill_that_dies_under_the_copy(launch: Launch, prompt: Prompt, traces: Traces) -> None:
+    """READ: kvd, which saw it die, says how far the hand-over had come: the copy did not end."""
+    fleet = await launch(traces=traces, proxy=ONCE, bandwidth=LINK)
+    fleet.link.shut()
+    asked = asyncio.ensure_future(fleet.ask(prompt(100), mode="read"))
+    await fleet.link.reached()
+    killing = asyncio.ensure_future(fleet.kill(fleet.prefills[0]))
+    await fleet.until(lambda: fleet.producers() == ["fencing"])
+    fleet.link.open()
+    with pytest.raises(errors.PdserveError):
+        await asked
+    await killing
+    trace = await traces.only(fleet)
+    assert failed_in(trace) == ("kv.wait", ())
+    assert of_kvd(trace)[-1] == (names.KVD_COPY, True)
 
 
 async def test_an_engine_that_is_killed_in_its_forward_pass(launch: Launch, prompt: Prompt, traces: Traces) -> None:

@@ -22,8 +22,8 @@ _POLL = 0.1
 """Seconds between two looks for it."""
 _ON_ITS_WAY = 0.5
 """Seconds that the newest trace is given to come. A proxy keeps one for 0.35 s at most (0.1 s until it is drawn, 0.25 s
-until it is sent), so that those of requests that
-ended before `--last` was asked are in the store by then, unless the machine is overloaded."""
+until it is sent), so that those of requests that ended before `--last` was asked are in the store by then, unless the
+machine is overloaded."""
 _MOST = 10_000
 """Requests that one answer of the store has at most."""
 _NAMED = 20

@@ -119,9 +119,7 @@ class Endings:
         self._fence_over(end, now)
         self._book.move_consumer(transfer, end, ConsumerEvent.FENCED)
         assert end.stop is not None
-        # How far it had come: when its blocks were there, and when the first copy was begun.
-        begun = Facts(first_post_ns=end.first_post_ns, accepted_ns=end.accepted_ns)
-        self._tell(transfer, end, end.stop.outcome, end.stop, begun)
+        self._tell(transfer, end, end.stop.outcome, end.stop, self._so_far(transfer, end))
         self._after_consumer(transfer, now)
         self.unmap_if_idle(end.engine_id)
 
@@ -228,6 +226,20 @@ class Endings:
                 isinstance(end, ProducerEnd),
                 end.index if isinstance(end, ConsumerEnd) else 0,
             ),
+        )
+
+    def _so_far(self, transfer: Transfer, end: ConsumerEnd) -> Facts:
+        """How far a consumer had come that was given up. The last byte has a time only where it was in place; no block
+        counts, as none is known to be whole."""
+        return Facts(
+            kv_bytes=end.bytes_landed,
+            copy_ns=end.copy_ns,
+            transport=end.transport,
+            first_post_ns=end.first_post_ns,
+            overlapped_bytes=end.bytes_overlapped,
+            offered_ns=transfer.producer.offered_ns if transfer.producer else 0,
+            accepted_ns=end.accepted_ns,
+            last_byte_ns=end.last_byte_ns if end.missing == 0 else 0,
         )
 
     def _facts(self, transfer: Transfer, ends: list[ConsumerEnd], now_ns: int) -> Facts:

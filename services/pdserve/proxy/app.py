@@ -24,7 +24,7 @@ from pdserve.proxy.registry import Change, Joined, Registry
 from pdserve.proxy.service import SERVICE, InferenceService
 from pdserve.proxy.tokenizing.shelf import Shelf
 from pdserve.proxy.trace import RandomBytes
-from pdserve.proxy.tracing.sink import TraceSink
+from pdserve.proxy.tracing.verdict import kept
 from pdserve.runtime.beats import Beat
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import join_address
@@ -33,7 +33,6 @@ from pdserve.runtime.server import Server
 from pdserve.runtime.signing import Signer
 from pdserve.runtime.telemetry import catalogue, names
 from pdserve.runtime.telemetry.metrics import Metrics
-from pdserve.runtime.telemetry.span import Export
 
 log = structlog.get_logger(__name__)
 
@@ -136,10 +135,10 @@ class ProxyApp:
         signer: Signer,
         clock: Clock,
         random: RandomBytes,
-        traces: Export | None = None,
+        traces: ended.Sink | None = None,
         metrics: Metrics | None = None,
     ) -> "ProxyApp":
-        """Builds, binds and serves. `traces`: takes the spans of the requests that are traced; None: none are.
+        """Builds, binds and serves. `traces`: takes the records of the requests that are traced; None: none are.
         `metrics`: what GET /metrics shows, of catalogue.PROXY; None: its own.
 
         Raises:
@@ -172,9 +171,7 @@ class ProxyApp:
             counts = RequestCounts(metrics.tally)
             sinks: list[ended.Sink] = [ended.to_log, counts.ended]
             if traces is not None:
-                tracing = TraceSink(traces, clock, config.trace_slow, asyncio.get_running_loop().call_later)
-                stack.callback(tracing.close)
-                sinks.append(tracing)
+                sinks.append(kept(traces, config.trace_slow))
             legs, sink = GrpcLegs(fleet.channels), ended.all_of(*sinks)
             driver = Driver(admission, legs, owner, clock, random, settings, sink, counts.gap)
             inference = Inference(config, registry, admission, shelf, driver, clock, random, counts.refused)

@@ -12,37 +12,33 @@ READ   prefill ──ready──▶ decode(ticket) ──tokens──▶        
 
 import asyncio
 import contextlib
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from pdserve.proxy import parts
 from pdserve.proxy.admission import Grant
+from pdserve.proxy.blame import at_fault
+from pdserve.proxy.brief import Brief
 from pdserve.proxy.course import DECODES, PREFILLS, Course, Side, on_our_clock
 from pdserve.proxy.legs import (
     DecodeEvent,
-    DecodeOrder,
     Done,
     Leg,
     Legs,
     PrefillEvent,
-    PrefillOrder,
     Ready,
     Released,
     Source,
     Tokens,
 )
 from pdserve.proxy.owner import Owner
-from pdserve.proxy.types import Mode, Sampling, Stamps
+from pdserve.proxy.types import Mode, Stamps
 from pdserve.rpc.errors import (
     ConsumerFailed,
     PdserveError,
     PeerLost,
     ProducerFailed,
     RequestCancelled,
-    TicketRefused,
     TransferExpired,
     TransferFailed,
 )
@@ -55,25 +51,6 @@ LATE_CAUSE = 0.2
 """Seconds that decode's word on a failed prefill waits for prefill's own."""
 LATE_READY = 1.0
 """Seconds that a complete answer waits for the facts of a prefill that has not reported yet (WRITE)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Brief:
-    """What an attempt has to do."""
-
-    request_id: str
-    transfer_id: bytes
-    """Fresh for each attempt."""
-    mode: Mode
-    prompt: Sequence[int]
-    sampling: Sampling
-    traceparent: str
-    deadline: float
-    """Monotonic seconds."""
-    grace: float
-    release_timeout: float
-    recompute: bool = False
-    """See DecodeOrder."""
 
 
 class Attempt:
@@ -246,41 +223,21 @@ class Attempt:
 
     def blame(self, error: PdserveError) -> str:
         """The engine that a retry should avoid; empty where neither is at fault."""
-        prefill, decode = self._grant.choice.prefill, self._grant.choice.decode
-        if prefill is None or self.first_token_ns:  # or what was handed over has been read
-            return decode.engine_id
-        if error is self.prefill_error:
-            at_decode = isinstance(error, PeerLost | ConsumerFailed)
-        elif isinstance(error, TransferFailed):
-            if isinstance(error, ConsumerFailed):
-                at_decode = True
-            elif isinstance(error, ProducerFailed | PeerLost | TransferExpired):
-                at_decode = False
-            else:
-                return ""
-        else:
-            at_decode = not isinstance(error, TicketRefused)
-        return decode.engine_id if at_decode else prefill.engine_id
+        # After the first token what was handed over has been read.
+        prefill = None if self.first_token_ns else self._grant.choice.prefill
+        return at_fault(error, self.prefill_error, prefill, self._grant.choice.decode)
 
     def _open_prefill(self) -> None:
         brief, choice = self._brief, self._grant.choice
         assert choice.prefill is not None, "asked for a prefill leg"
-        order = PrefillOrder(
-            request_id=brief.request_id,
-            transfer_id=brief.transfer_id,
-            mode=brief.mode,
-            prompt=brief.prompt,
-            sampling=prefill_sampling(brief.sampling),
-            peer_locator=choice.decode.locator,
-            consumers=brief.sampling.n,
-        )
+        order = brief.prefill_order(choice.decode.locator)
         self.prefill_sent_ns = self._clock.monotonic_ns()
         self._prefill = self._legs.prefill(choice.prefill, order, brief.traceparent, self._left())
         self._owner.start(f"prefill of {brief.request_id}", self._watch_prefill(self._prefill))
 
     def _open_decode(self, source: Source | None) -> None:
         brief = self._brief
-        order = DecodeOrder(brief.request_id, brief.prompt, brief.sampling, source, brief.recompute)
+        order = brief.decode_order(source)
         self.decode_sent_ns = self._clock.monotonic_ns()
         self._decode = self._legs.decode(self._grant.choice.decode, order, brief.traceparent, self._left())
 
@@ -351,11 +308,3 @@ class Attempt:
     def _left(self) -> float:
         # A deadline that has passed still makes a call, which then fails with the right error.
         return max(self._brief.deadline - self._clock.monotonic(), 0.001)
-
-
-def prefill_sampling(sampling: Sampling) -> Sampling:
-    """What shapes the first token, and one token of it: whether that token ends the answer is
-    decided by decode, which has the real parameters."""
-    return dataclasses.replace(
-        sampling, max_tokens=1, min_tokens=0, stop=(), stop_token_ids=(), ignore_eos=True, n=1, logprobs=None
-    )

@@ -21,7 +21,9 @@ import time
 from dataclasses import asdict
 
 from pdserve.proxy import bench_tracing
-from pdserve.proxy.bench_rig import Ask, One, asking, collector, cpu_seconds, engines, standing
+from pdserve.proxy.bench_collector import collector
+from pdserve.proxy.bench_processes import cpu_seconds
+from pdserve.proxy.bench_rig import Ask, One, asking, engines, standing
 from pdserve.proxy.service import SERVICE
 
 LEVELS = (1, 8, 32, 128)

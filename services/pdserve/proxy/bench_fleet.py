@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from pdserve.proxy.bench_rig import Standing, free_port, process, routable
+from pdserve.proxy.bench_processes import free_port, process
+from pdserve.proxy.bench_rig import Standing, routable
 
 PREFILL_MS: Final = 5.0
 """Of a step that computes prompts, however many."""

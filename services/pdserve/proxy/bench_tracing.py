@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from pdserve.proxy.bench_collector import collecting, traces
 from pdserve.proxy.bench_fleet import DECODE_MS, PREFILL_MS, fleet
-from pdserve.proxy.bench_rig import Ask, One, Standing, asking, collecting, cpu_seconds, traces
+from pdserve.proxy.bench_processes import children, cpu_seconds
+from pdserve.proxy.bench_rig import Ask, One, Standing, asking
 from pdserve.rpc.errors import Unavailable
 
 GROWTH_TARGET: Final = 3.0
@@ -56,6 +58,8 @@ class Run:
     """How much later than it should have the client started requests, the p99."""
     cpu: float
     """Of the proxy, for one request."""
+    apart: float
+    """Of the process that draws and sends its traces, for one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ def results(pairs: Sequence[Pair]) -> list[Result]:
     met = growth <= GROWTH_TARGET or added <= ADDED_TARGET
     slow_on, slow_off = (median(values) * 1e3 for values in ([p.on.p99 for p in pairs], [p.off.p99 for p in pairs]))
     cpu_on, cpu_off = (median(values) * 1e3 for values in ([p.on.cpu for p in pairs], [p.off.cpu for p in pairs]))
+    apart = median(p.on.apart for p in pairs) * 1e3
     each = ", ".join(f"{(pair.on.p50 - pair.off.p50) * 1e3:+.3f}" for pair in pairs)
     late = max(run.late for pair in pairs for run in (pair.on, pair.off)) * 1e3
     detail = f"{added:+.3f} ms (or at most {ADDED_TARGET} ms); by pairs: {each}; started late by {late:.1f} ms at p99"
@@ -102,6 +107,7 @@ def results(pairs: Sequence[Pair]) -> list[Result]:
         Result("tracing: TTFT on", on, "ms", None, True, "the same"),
         Result("tracing: TTFT p99", slow_on - slow_off, "ms", None, True, f"{slow_on:.2f} on, {slow_off:.2f} off"),
         Result("tracing: CPU", cpu_on - cpu_off, "ms/request", None, True, f"{cpu_on:.2f} on, {cpu_off:.2f} off"),
+        Result("tracing: CPU apart", apart, "ms/request", None, True, "of the process that draws and sends"),
         Result("tracing: growth", growth, "% of TTFT", GROWTH_TARGET, met, detail),
     ]
 
@@ -133,12 +139,13 @@ class _Side:
     ttfts: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     cpu: float = 0.0
+    apart: float = 0.0
 
     def run(self) -> Run:
         """All its turns."""
         late, ttfts = sorted(self.late), sorted(self.ttfts)
         p99 = len(ttfts) * 99 // 100
-        return Run(median(ttfts), ttfts[p99], late[p99], self.cpu / len(ttfts))
+        return Run(median(ttfts), ttfts[p99], late[p99], self.cpu / len(ttfts), self.apart / len(ttfts))
 
 
 async def _pair(ask: Ask, rate: float, seconds: float, *, on_first: bool) -> Pair:
@@ -202,7 +209,8 @@ async def _for(one: One, in_flight: int, seconds: float) -> float:
 
 async def _open(side: _Side, rate: float) -> None:
     tasks: list[asyncio.Task[float]] = []
-    cpu, begun = cpu_seconds(side.at.pid), time.perf_counter()
+    others = children(side.at.pid)
+    cpu, apart, begun = cpu_seconds(side.at.pid), sum(map(cpu_seconds, others)), time.perf_counter()
     try:
         async with asyncio.timeout(_TURN_S + _TAIL_S), asyncio.TaskGroup() as group:
             for number in range(max(1, round(rate * _TURN_S))):
@@ -213,4 +221,5 @@ async def _open(side: _Side, rate: float) -> None:
     except TimeoutError:
         raise Unavailable(f"{rate:.0f} requests/s are not borne: {_TAIL_S:g} s later some are still open") from None
     side.cpu += cpu_seconds(side.at.pid) - cpu
+    side.apart += sum(map(cpu_seconds, others)) - apart
     side.ttfts += [task.result() for task in tasks]

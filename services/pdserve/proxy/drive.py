@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from pdserve.proxy import ended
 from pdserve.proxy.admission import Admission, Claim, Grant
-from pdserve.proxy.attempt import Attempt, Brief
+from pdserve.proxy.attempt import Attempt
+from pdserve.proxy.brief import Brief
 from pdserve.proxy.continuing import Diverged
 from pdserve.proxy.history import History
 from pdserve.proxy.job import Job

@@ -136,6 +136,7 @@ class History:
             {**job.points, **self.stamped},
             parts.chain(handed_over=first_handed_over, retried=self.fallbacks > 0),
             now_ns,
+            job.mode if first_handed_over else None,
         )
         self.finished_ns = now_ns
         cached = ready.cached_tokens if ready else 0

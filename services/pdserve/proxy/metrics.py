@@ -1,7 +1,6 @@
 """What the proxy shows of its requests and engines: counted as requests end, read from its books otherwise."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -15,10 +14,8 @@ from pdserve.proxy.types import Finished, Mode, Role
 from pdserve.rpc.errors import PdserveError
 from pdserve.runtime.telemetry import catalogue as c
 from pdserve.runtime.telemetry import names
+from pdserve.runtime.telemetry.span import Counts
 from pdserve.runtime.telemetry.tally import Reading, Tally
-
-if TYPE_CHECKING:
-    from pdserve.runtime.telemetry.export import Counts  # it imports the SDK, which a proxy without traces does not
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +77,7 @@ class RequestCounts:
         if first is None or Point.FIRST_BYTE_WRITTEN not in at:
             return
         path = parts.chain(handed_over=bool(first.prefill_engine_id), retried=Point.REDISPATCHED in at)
-        timings = parts.split(at, path, ended.ended_ns)
+        timings = parts.split(at, path, ended.ended_ns, first.mode)
         tally.observe(c.TTFT, timings.ttft, *kind)
         for part, seconds in timings.parts.items():
             tally.observe(c.TTFT_PART, seconds, part, _mode(first.mode))
@@ -115,7 +112,7 @@ def readings(inference: Inference, ledger: Ledger) -> Iterator[Reading]:
         yield c.PROXY_ENGINES, labels, number
 
 
-def span_readings(counts: "Counts") -> Iterator[Reading]:
+def span_readings(counts: Counts) -> Iterator[Reading]:
     """What has become of the spans so far; each state is there from the start, so that its first step is seen."""
     yield c.PROXY_SPANS, ("exported",), counts.exported
     yield c.PROXY_SPANS, ("dropped",), counts.dropped

@@ -2,7 +2,9 @@
 
 Part k = max(0, t_k - max of all earlier t): parts cannot overlap, and what runs beside something
 longer counts nothing. No part is a remainder: the interval that ends at a point whose predecessor
-was not stamped belongs to nobody and is `unattributed`.
+was not stamped belongs to nobody and is `unattributed`. In WRITE decode is asked together with prefill, so
+what decode stamps does not show how long prefill took: where prefill has not said when its forward pass
+ended, nothing before the KV's landing is a part of decode's.
 
         received  tokenized  admitted  routed  P received ...              first byte written
     t      |----------|---------|--------|--------|---- ... ---------------------|
@@ -15,7 +17,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdserve.proxy.types import Stamps, Timings
+from pdserve.proxy.types import Mode, Stamps, Timings
 
 
 class Point(enum.IntEnum):
@@ -82,6 +84,8 @@ HEAD: Chain = _HEAD
 """The points before the first attempt."""
 RETRY: Chain = _RETRY
 """The point that follows them where an attempt has failed."""
+BESIDE = frozenset({Point.DECODE_RECEIVED, Point.DECODE_BLOCKS_RESERVED})
+"""Points that decode passes in WRITE whatever prefill does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +99,18 @@ class Interval:
     """Of an interval that something longer hides: its start."""
 
 
-def intervals(points: Mapping[int, int], path: Chain, start_ns: int, end_ns: int) -> list[Interval]:
+def intervals(points: Mapping[int, int], path: Chain, start_ns: int, end_ns: int, mode: Mode | None) -> list[Interval]:
     """What the stamped points of `path` cut out of the time from `start_ns` to `end_ns`, in order. A
-    point that another host's clock puts outside counts as being at the edge."""
+    point that another host's clock puts outside counts as being at the edge. `mode`: how the KV comes; None: it
+    does not, or not yet."""
+    # A wait for KV that begins while prefill computes would be prefill's time under another name.
+    mute = BESIDE if mode is Mode.WRITE and Point.PREFILL_FORWARD_END not in points else frozenset[Point]()
     latest = start_ns
     explained = True
     found: list[Interval] = []
     for point, name in path:
         at = points.get(point)
-        if at is None:
+        if at is None or point in mute:
             explained = False
             continue
         at = max(latest, min(at, end_ns))
@@ -113,12 +120,12 @@ def intervals(points: Mapping[int, int], path: Chain, start_ns: int, end_ns: int
     return found
 
 
-def split(points: Mapping[int, int], path: Chain, ended_ns: int) -> Timings:
+def split(points: Mapping[int, int], path: Chain, ended_ns: int, mode: Mode | None) -> Timings:
     """The parts of a request whose `points` (nanoseconds of one clock) hold RECEIVED and
-    FIRST_BYTE_WRITTEN, and which ended at `ended_ns`.
+    FIRST_BYTE_WRITTEN, and which ended at `ended_ns`. `mode`: how the KV came; None: it did not.
     """
     received, written = points[Point.RECEIVED], points[Point.FIRST_BYTE_WRITTEN]
-    cut = intervals(points, path, received, written)
+    cut = intervals(points, path, received, written, mode)
     parts = {interval.part: (interval.end_ns - interval.start_ns) / 1e9 for interval in cut if interval.part}
     unattributed = sum(interval.end_ns - interval.start_ns for interval in cut if not interval.part)
     return Timings(

@@ -19,9 +19,6 @@ from pdserve.proxy.ended import Ended, Outcome, Tried
 from pdserve.proxy.parts import Chain, Interval, Point
 from pdserve.proxy.types import Mode
 
-BESIDE = frozenset({Point.DECODE_RECEIVED, Point.DECODE_BLOCKS_RESERVED})
-"""Points that decode passes in WRITE whatever prefill does."""
-
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
@@ -57,10 +54,10 @@ def way(
         return None
     # In WRITE decode may have passed what lies behind: beside prefill it counts nothing, and says nothing of how far
     # prefill has come.
-    beside = BESIDE if mode is Mode.WRITE and unseen & PREFILLS else frozenset[int]()
+    beside = parts.BESIDE if mode is Mode.WRITE and unseen & PREFILLS else frozenset[int]()
     first = max((n + 1 for n in range(stop) if path[n][0] in points and path[n][0] not in beside), default=0)
     behind = path[:first]
-    passed = parts.intervals(points, behind, start_ns, end_ns)
+    passed = parts.intervals(points, behind, start_ns, end_ns, mode)
     since = passed[-1].end_ns if passed else start_ns
     return Unfinished(
         passed=tuple(passed),

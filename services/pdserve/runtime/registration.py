@@ -27,6 +27,8 @@ Snapshot = Callable[[State, int], Beat]
 
 _QUEUED = 2
 _LINGER_MS = 500
+_ANNOUNCE_S = 0.25
+"""Longest wait for room: the beats before it may still be on their way out of a busy process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,9 @@ class Registration:
                         self._answered((await self._socket.recv_multipart())[-1])
 
     async def announce(self, state: State) -> None:
-        """Tells the proxy at once, where it is there; every later beat says the same."""
+        """Tells the proxy at once, where it is there; every later beat says the same. Without a proxy: 0.25 s."""
         self._state = state
-        await self._beat(0.0)
+        await self._beat(_ANNOUNCE_S)
 
     def close(self) -> None:
         """Closes the socket; what was announced last still goes out, for at most 0.5 s. Safe twice."""

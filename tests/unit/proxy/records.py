@@ -71,7 +71,7 @@ def record(mode: Mode = Mode.READ, **changes: Any) -> Ended:
     course = Course(3 * MS, 4 * MS, first, first + 30 * MS, first + 31 * MS, legs, facts=FACTS[mode])
     tried = Tried("prefill-1", "decode-1", "ab" * 16, mode, 4, course=course)
     points: Mapping[int, int] = HEAD | legs | {Point.FIRST_BYTE_WRITTEN: first}
-    timings = parts.split(points, parts.chain(handed_over=True, retried=False), first + 32 * MS)
+    timings = parts.split(points, parts.chain(handed_over=True, retried=False), first + 32 * MS, mode)
     fields: dict[str, Any] = {
         "request_id": "r-1",
         "trace": TRACE,

@@ -1,5 +1,6 @@
 """What the benchmark of tracing makes of its runs, and what it runs on."""
 
+import os
 from dataclasses import astuple, fields
 
 import pytest
@@ -7,13 +8,17 @@ import pytest
 from pdserve.costmodel import CostModel
 from pdserve.kvd import bench_result
 from pdserve.proxy.bench_fleet import DECODE_MS, PREFILL_MS, cost_flags, fleet
+from pdserve.proxy.bench_processes import children, cpu_seconds, process
 from pdserve.proxy.bench_rig import Ask, asking
 from pdserve.proxy.bench_tracing import Pair, Result, Run, line, results
 
 
 def pairs(*p50s: tuple[float, float]) -> list[Pair]:
     """With and without tracing, milliseconds."""
-    return [Pair(Run(on / 1e3, on / 5e2, 0.001, 0.004), Run(off / 1e3, off / 5e2, 0.002, 0.003)) for on, off in p50s]
+    return [
+        Pair(Run(on / 1e3, on / 5e2, 0.001, 0.004, 0.002), Run(off / 1e3, off / 5e2, 0.002, 0.003, 0.0))
+        for on, off in p50s
+    ]
 
 
 def growth(*p50s: tuple[float, float]) -> Result:
@@ -26,8 +31,8 @@ def growth(*p50s: tuple[float, float]) -> Result:
 def test_medians_and_not_means() -> None:
     """One run of five that something else disturbed moves neither side's number, nor the growth."""
     *numbers, last = results(pairs((4.1, 4.0), (4.3, 4.2), (90.0, 4.1), (4.2, 70.0), (4.0, 3.9)))
-    assert [one.value for one in numbers] == pytest.approx([4.1, 4.2, 0.2, 1.0])
-    assert [one.unit for one in numbers] == ["ms", "ms", "ms", "ms/request"]
+    assert [one.value for one in numbers] == pytest.approx([4.1, 4.2, 0.2, 1.0, 2.0])
+    assert [one.unit for one in numbers] == ["ms", "ms", "ms", "ms/request", "ms/request"]
     assert last.value == pytest.approx(100 * 0.1 / 4.1)
     assert last.detail == (
         "+0.100 ms (or at most 0.2 ms); by pairs: +0.100, +0.100, +85.900, -65.800, +0.100; "
@@ -65,6 +70,14 @@ def test_steps_take_what_is_printed() -> None:
     assert set(said) == {field.name for field in fields(CostModel)}
     assert model.step_time(4 * 256, 0, 0) == PREFILL_MS / 1e3
     assert model.step_time(0, 8, 8 * 272) == model.step_time(16, 8, 8 * 272) == DECODE_MS / 1e3
+
+
+async def test_what_a_process_has_started_is_found() -> None:
+    """Its CPU time is none of its parent's, and is asked for apart."""
+    async with process("http.server", "--bind=127.0.0.1", "0") as pid:
+        assert pid in children(os.getpid())
+        assert children(pid) == []
+        assert cpu_seconds(pid) >= 0
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])

@@ -41,5 +41,6 @@ async def test_what_comes_after_the_end_is_in_nobodys_numbers(monkeypatch: pytes
     parts = {names.ttft_part(part) for part in (*names.PARTS, names.RETRY)}
     assert {name: value for name, value in root.items() if name in parts} == told
     assert not any("prefill" in name for name in told)
+    assert not {names.ttft_part(part) for part in ("proxy.serialization", "decode.admit", "kv.wait")} & told.keys()
     prefill.fail(PdserveError("over"))
     await rig.owner.idle()

@@ -5,7 +5,6 @@ test_proxy_unfinished.py.
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +20,9 @@ from pdserve.proxy.parts import Point, Skew
 from pdserve.proxy.trace import accept, in_share
 from pdserve.proxy.tracing.figures import formula
 from pdserve.proxy.tracing.layout import GAP_NS, SHORTEST_NS, Window, fit
-from pdserve.proxy.tracing.sink import MOST, PAUSE, TraceSink
+from pdserve.proxy.tracing.sink import TraceSink
 from pdserve.proxy.tracing.spans import spans_of
-from pdserve.proxy.tracing.verdict import keep
+from pdserve.proxy.tracing.verdict import keep, kept
 from pdserve.proxy.types import Mode, Stamps, TransferFacts
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.telemetry import names
@@ -264,53 +263,13 @@ class At(Clock):
         return OFFSET + 500
 
 
-def never(_: float, __: Callable[[], None]) -> None:
-    """No time passes."""
-
-
 def test_the_sink_hands_on_what_is_kept() -> None:
     """On the epoch's clock; nothing of the others."""
     got: list[Any] = []
-    sink = TraceSink(got.append, At(), 10.0, never)
+    sink = kept(TraceSink(got.append, At()), 10.0)
     sink(record(trace=UNSAMPLED))
     sink(record())
-    sink.close()
     assert got == [spans_of(record(), OFFSET)]
-    sink(record())
-    assert len(got) == 2, "after the end nobody waits for others"
-    sink.close()
-    assert len(got) == 2
-
-
-def test_records_wait_for_others_but_not_long() -> None:
-    """Nothing is drawn before there are MOST of them or the PAUSE after the first is over. Then one after the other,
-    each once, and whatever else is ready comes between."""
-    got: list[Any] = []
-    timers: list[tuple[float, Callable[[], None]]] = []
-    sink = TraceSink(got.append, At(), 10.0, lambda seconds, then: timers.append((seconds, then)))
-
-    def turn() -> list[float]:
-        """Calls in what is to be called by now; returns when what it asked for is to come."""
-        due, timers[:] = list(timers), []
-        for _, then in due:
-            then()
-        return [seconds for seconds, _ in timers]
-
-    for _ in range(MOST - 1):
-        sink(record())
-    assert [seconds for seconds, _ in timers] == [PAUSE]
-    timers.clear()
-    sink(record())
-    assert [seconds for seconds, _ in timers] == [0]
-    for drawn_so_far in range(1, MOST):
-        assert turn() == [0]
-        assert len(got) == drawn_so_far
-    assert turn() == []
-    assert len(got) == MOST
-    sink(record())
-    assert [seconds for seconds, _ in timers] == [PAUSE]
-    assert turn() == []
-    assert len(got) == MOST + 1
 
 
 def test_a_trace_that_cannot_be_drawn_spoils_no_answer() -> None:
@@ -318,10 +277,9 @@ def test_a_trace_that_cannot_be_drawn_spoils_no_answer() -> None:
     drawn."""
     got: list[Any] = []
     with capture_logs() as lines:
-        sink = TraceSink(got.append, At(), 10.0, never)
+        sink = TraceSink(got.append, At())
         sink(record(points={Point.RECEIVED: 0}, attempts=(None,)))
         sink(record())
-        sink.close()
     (line,) = lines
     assert (line["event"], line["log_level"], line["request_id"]) == ("trace_failed", "error", "r-1")
     assert got == [spans_of(record(), OFFSET)]

@@ -1,6 +1,7 @@
 """`pdserve-proxy` and OpenTelemetry's variables: what is built, and what is refused at the start."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -12,41 +13,37 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pdserve.proxy.__main__ import exporter, main
+from pdserve.proxy.__main__ import main
 from pdserve.proxy.testing import FakeEngine, Handovers
-from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.config import load_cluster_key
 from pdserve.runtime.signing import Signer
 from pdserve.runtime.telemetry import names
 from tests.unit.telemetry.collector import Collector
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
-)
-def test_nothing_is_built_for_nobody(environ: dict[str, str]) -> None:
-    """No endpoint, or the SDK switched off."""
-    assert exporter(environ) is None
-
-
-def test_a_proxy_that_traces_nothing_does_not_load_the_sdk() -> None:
-    """Its import takes half a second and memory."""
+def test_a_proxy_does_not_load_the_sdk() -> None:
+    """Its import takes time and memory; who traces nothing needs it nowhere, and who traces in another process."""
     code = "import sys, pdserve.proxy.__main__; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 0
 
 
-async def test_an_endpoint_is_enough() -> None:
-    """Then there is an exporter, which closes though nobody is there."""
-    made = exporter({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
-    assert made is not None
-    await made.aclose()
-
-
-async def test_variables_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typed error that names them."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
-    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP"):
-        exporter({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"), ("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli")]
+)
+def test_variables_that_make_no_sense(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2 and what is wrong, though it is another process that reads them."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    try:
+        assert main(["--log-format", "json"]) == 2
+    finally:
+        gc.unfreeze()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    (error,) = [line["error"] for line in lines if line["event"] == "cannot_start"]
+    assert error.startswith("OTEL_EXPORTER_OTLP_...")
+    assert value in error
 
 
 @pytest.mark.parametrize(("argv", "share"), [(["--trace-ratio", "2"], "1"), ([], "7"), (["--trace-slow", "-1"], "1")])

@@ -23,7 +23,7 @@ from pdserve.rpc.errors import EngineDied, TransferExpired
 from pdserve.runtime.clock import boot_id
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.span import Span
-from tests.unit.proxy.records import HEAD, LEGS, MS, compare, drawn, record
+from tests.unit.proxy.records import HEAD, LEGS, MS, OFFSET, compare, drawn, record
 
 READ, WRITE = LEGS[Mode.READ], LEGS[Mode.WRITE]
 AFTER_MS = 100
@@ -54,8 +54,9 @@ def failed(*attempts: Tried, **changes: Any) -> Ended:
 
 
 def broken(spans: list[Span]) -> Span:
-    """The one part that has the error."""
-    (part,) = [span for span in spans if span.status.failed and span.name not in (names.REQUEST, names.ATTEMPT)]
+    """The one part that has the error; kvd's span below it may have it, too."""
+    failures = [span for span in spans if span.status.failed and span.service.name != names.KVD]
+    (part,) = [span for span in failures if span.name not in (names.REQUEST, names.ATTEMPT)]
     return part
 
 
@@ -63,8 +64,11 @@ def broken(spans: list[Span]) -> Span:
 
 
 def test_a_read_whose_bytes_did_not_come() -> None:
-    """The blocks were reserved and nothing landed: kv.wait lasts until the failure and has its reason."""
-    facts = TransferFacts(accepted_ns=60 * MS, offered_ns=55 * MS)
+    """The blocks were reserved and the copy was begun: kv.wait lasts until the failure and has its reason, as has the
+    copy below it."""
+    facts = TransferFacts(
+        kv_bytes=1024, transport="shm", copy_ns=2 * MS, accepted_ns=60 * MS, offered_ns=55 * MS, first_post_ns=65 * MS
+    )
     attempt = tried(up_to(Point.DECODE_BLOCKS_RESERVED), facts=facts)
     spans = compare(failed(attempt), "read-failed")
     part = broken(spans)
@@ -73,6 +77,44 @@ def test_a_read_whose_bytes_did_not_come() -> None:
     root = spans[0].attributes
     assert root[names.failed_after_part("kv.wait")] == pytest.approx(0.041)  # from 60 ms to the client's error
     assert not [name for name in root if name.startswith(names.TTFT)]
+
+
+WAITS = [
+    (TransferFacts(accepted_ns=60 * MS), [names.KVD_RESOLVE]),
+    (TransferFacts(accepted_ns=60 * MS, first_post_ns=65 * MS), [names.KVD_RESOLVE, names.KVD_COPY]),
+    (
+        TransferFacts(accepted_ns=60 * MS, first_post_ns=65 * MS, last_byte_ns=70 * MS),
+        [names.KVD_RESOLVE, names.KVD_COPY, names.KVD_NOTIFY],
+    ),
+]
+
+
+@pytest.mark.parametrize(("facts", "below"), WAITS, ids=[below[-1] for _, below in WAITS])
+def test_how_far_kvd_had_come(facts: TransferFacts, below: list[str]) -> None:
+    """Of a wait that failed: what had ended lies where kvd's stamps are, what had not lasts until the failure and has
+    its reason; nothing is drawn of what was not begun, and nothing is said of blocks that nobody counted."""
+    spans = drawn(failed(tried(up_to(Point.DECODE_BLOCKS_RESERVED), facts=facts)))
+    wait = broken(spans)
+    of_kvd = [span for span in spans if span.service.name == names.KVD]
+    assert [span.name for span in of_kvd] == below
+    assert {span.parent_id for span in of_kvd} == {wait.span_id}
+    assert [span.status for span in of_kvd if span.status.failed] == [wait.status]
+    assert (of_kvd[0].start_ns, of_kvd[-1].end_ns) == (wait.start_ns, wait.end_ns)
+    assert [span.start_ns - OFFSET for span in of_kvd] == [60 * MS, 65 * MS, 70 * MS][: len(below)]
+    assert not any(names.KV_BLOCKS in span.attributes for span in spans)
+
+
+def test_a_push_that_did_not_end() -> None:
+    """WRITE whose link fails behind the forward pass: the push below it ends there, the copy goes on to the failure."""
+    facts = TransferFacts(kv_bytes=4096, overlapped_bytes=4096, accepted_ns=9 * MS, first_post_ns=20 * MS)
+    points = {point: at for point, at in WRITE.items() if point <= Point.DECODE_BLOCKS_RESERVED}
+    spans = drawn(failed(tried(points, mode=Mode.WRITE, facts=facts)))
+    assert broken(spans).name == "pdserve.kv.wait"
+    push, copy = [span for span in spans if span.service.name == names.KVD]
+    assert (push.name, push.start_ns - OFFSET, push.status.failed) == (names.KVD_PUSH, 20 * MS, False)
+    assert (copy.name, copy.start_ns - OFFSET, copy.status.failed) == (names.KVD_COPY, 56 * MS, True)
+    assert [link.span_id for link in copy.links] == [push.span_id]
+    assert [span.attributes[names.KV_BYTES] for span in (push, copy)] == [4096, 0]
 
 
 def test_a_prefill_that_failed() -> None:
@@ -162,6 +204,8 @@ def test_what_decode_had_passed_says_nothing_of_prefill() -> None:
     landed = of_attempt(tried(decode | {Point.KV_LANDED: 60 * MS}, PREFILLS, Mode.WRITE))
     assert landed is not None
     assert landed.last == parts.Interval("decode.queue", 60 * MS, AFTER_MS * MS)
+    assert set(landed.parts) == {"decode.queue"}, "what decode waited for prefill is no wait for the KV"
+    assert landed.unattributed == pytest.approx(0.056)
 
 
 def test_what_nobody_stamped_is_nobodys() -> None:

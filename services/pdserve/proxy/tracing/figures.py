@@ -75,14 +75,20 @@ def of_transfer(facts: TransferFacts) -> dict[str, Value]:
 
 
 def of_copies(facts: TransferFacts, kv_bytes: int) -> dict[str, Value]:
-    """For kvd's own spans: the bytes of this one, and how all of the hand-over was copied."""
-    said = of_transfer(facts) | {
+    """For kvd's own spans: the bytes of this one, and how all of the hand-over was copied. Of one that failed kvd
+    says no blocks, layers and ranks, and no transport before a copy has ended."""
+    said: dict[str, Value] = {
         names.KV_BYTES: kv_bytes,
-        names.KV_LAYERS: facts.layers,
-        names.KV_RANKS: facts.ranks,
         names.KV_COPY: facts.copy_ns / 1e9,
         names.KV_OVERLAPPED: facts.overlapped_bytes,
     }
+    known: dict[str, Value] = {
+        names.KV_BLOCKS: facts.blocks,
+        names.KV_LAYERS: facts.layers,
+        names.KV_RANKS: facts.ranks,
+        names.TRANSPORT: facts.transport,
+    }
+    said |= {name: value for name, value in known.items() if value}
     if facts.copy_ns:
         said[names.KV_RATE] = facts.kv_bytes / (facts.copy_ns / 1e9)
     return said
@@ -115,7 +121,7 @@ def _ttft(ended: Ended) -> dict[str, Value]:
     if first is None or Point.FIRST_BYTE_WRITTEN not in ended.points:
         return {}
     path = parts.chain(handed_over=bool(first.prefill_engine_id), retried=Point.REDISPATCHED in ended.points)
-    timings = parts.split(ended.points, path, ended.ended_ns)
+    timings = parts.split(ended.points, path, ended.ended_ns, first.mode)
     said: dict[str, Value] = {names.TTFT: timings.ttft, names.UNATTRIBUTED: timings.unattributed}
     said |= {names.ttft_part(part): seconds for part, seconds in timings.parts.items()}
     if "kv.wait" in timings.parts:

@@ -62,7 +62,7 @@ def _head(ended: Ended) -> list[Draft]:
     """What came before the first attempt; where none was made, the last of it is where the request ended."""
     points = ended.points
     way = None if any(map(_made, ended.attempts)) else unfinished.of_request(ended)
-    cut = way.passed if way else parts.intervals(points, parts.HEAD, points[Point.RECEIVED], ended.ended_ns)
+    cut = way.passed if way else parts.intervals(points, parts.HEAD, points[Point.RECEIVED], ended.ended_ns, None)
     found = [_part(ended, "", i.part, _PROXY, Window(i.start_ns, i.end_ns)) for i in cut if i.part]
     if way is not None:
         last = way.last
@@ -108,7 +108,8 @@ def _attempt(ended: Ended, tried: Tried, number: int, after_ns: int) -> Draft:
     if course.first_byte_ns:
         points[Point.FIRST_BYTE_WRITTEN] = course.first_byte_ns
     way = unfinished.of_attempt(tried)
-    cut = way.passed if way else parts.intervals(points, parts.tail(handed_over=handed_over), dispatched, end)
+    path = parts.tail(handed_over=handed_over)
+    cut = way.passed if way else parts.intervals(points, path, dispatched, end, tried.mode)
     hangs = Hang(ended.trace, key, tried)
     for interval in cut:
         if interval.part:
@@ -122,7 +123,7 @@ def _attempt(ended: Ended, tried: Tried, number: int, after_ns: int) -> Draft:
         broken.attributes |= _clock(last.part, tried) | figures.of_doubt(way)
         broken.status = attempt.status
         attempt.attributes |= figures.of_failure(way)
-        attempt.children.append(broken)
+        attempt.children.append(hang(hangs, last.part, broken))
     return attempt
 
 

@@ -1,6 +1,6 @@
 """Which requests are traced, decided at their end. Pure."""
 
-from pdserve.proxy.ended import Ended, Outcome
+from pdserve.proxy.ended import Ended, Outcome, Sink
 from pdserve.proxy.parts import Point
 
 
@@ -14,3 +14,13 @@ def keep(ended: Ended, slow: float) -> bool:
         return True
     waited = ended.points.get(Point.FIRST_BYTE_WRITTEN, ended.ended_ns) - ended.points[Point.RECEIVED]
     return 0 < slow < waited / 1e9
+
+
+def kept(sink: Sink, slow: float) -> Sink:
+    """A sink that hands on the records that `keep` keeps: the others cost nothing more."""
+
+    def hand_on(ended: Ended) -> None:
+        if keep(ended, slow):
+            sink(ended)
+
+    return hand_on

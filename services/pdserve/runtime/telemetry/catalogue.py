@@ -138,8 +138,9 @@ PROXY_ENGINE_REQUESTS: Final = _gauge(
 PROXY_BEAT_AGE: Final = _gauge(names.PROXY_BEAT_AGE_SECONDS, "Since an engine's last beat.", "engine_id", "role")
 PROXY_SPANS: Final = _counter(
     names.PROXY_SPANS_TOTAL,
-    "Spans of traces that were to be sent: exported (the collector has them), dropped (the queue was full; whole"
-    " traces) or failed (the collector was away, or refused them). Absent where traces go nowhere.",
+    "Spans of traces that were to be sent: exported (the collector has them), dropped (there was no room for them;"
+    " whole traces) or failed (the collector was away, or refused them, or the process that sends them died). Absent"
+    " where traces go nowhere.",
     "state",
 )
 

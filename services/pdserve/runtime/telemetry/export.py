@@ -9,7 +9,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from pdserve.runtime.telemetry.otlp import Batch
-from pdserve.runtime.telemetry.span import Span
+from pdserve.runtime.telemetry.span import Counts, Span
 
 log = structlog.get_logger(__name__)
 
@@ -40,23 +40,14 @@ class ExportSettings:
     """Seconds until a batch goes that is not full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Spans since the start."""
-
-    exported: int
-    """The collector has taken them."""
-    dropped: int
-    """The queue was full; whole traces."""
-    failed: int
-    """The collector was away, or refused them."""
-
-
 class OtlpExport:
     """The exporter of a process; `send` is an `Export` of span.py. Made and used on one loop."""
 
-    def __init__(self, endpoint: str, settings: ExportSettings | None = None) -> None:
-        """`endpoint`: as OTEL_EXPORTER_OTLP_ENDPOINT has it; the other variables are read as they are.
+    def __init__(
+        self, endpoint: str, settings: ExportSettings | None = None, told: Callable[[], None] | None = None
+    ) -> None:
+        """`endpoint`: as OTEL_EXPORTER_OTLP_ENDPOINT has it; the other variables are read as they are. `told`: called
+        on the loop when a batch has come to its end, however that was.
 
         Raises:
             ValueError: one of those variables makes no sense.
@@ -72,7 +63,7 @@ class OtlpExport:
         self._open = Batch()
         """Not in the queue yet; the loop's alone."""
         self._due: asyncio.TimerHandle | None = None
-        self._sender = _Sender(endpoint)
+        self._sender = _Sender(endpoint, asyncio.get_running_loop(), told)
         logging.getLogger(_LOUD).setLevel(logging.CRITICAL + 1)  # what it says is counted here, and said once
         self._sender.start()
 
@@ -123,7 +114,7 @@ class OtlpExport:
         self._closed = True
         self._ship()
         done = asyncio.Event()
-        self._sender.finish(asyncio.get_running_loop(), done)
+        self._sender.finish(done.set)
         try:
             await asyncio.wait_for(done.wait(), seconds)
         except TimeoutError:
@@ -135,7 +126,6 @@ class OtlpExport:
                 log.error("traces_stuck", seconds=seconds + _LAST_WORDS_S)
         if done.is_set():
             self._sender.join()  # that was its last word
-        log.info("traces_closed", exported=self._sender.exported, dropped=self._dropped, failed=self._sender.failed)
 
 
 class _Otlp(OTLPSpanExporter):
@@ -155,7 +145,7 @@ class _Otlp(OTLPSpanExporter):
 class _Sender(threading.Thread):
     """Sends one batch after the other, and counts. Its numbers are written by itself alone."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, loop: asyncio.AbstractEventLoop, told: Callable[[], None] | None) -> None:
         super().__init__(name="traces-export", daemon=True)
         self.batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         """None: there will be no more."""
@@ -166,11 +156,13 @@ class _Sender(threading.Thread):
         self._inner = _Otlp(endpoint=endpoint)
         self._endpoint = endpoint
         self._away = False
-        self._tell: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._loop = loop
+        self._told = told
+        self._done: Callable[[], None] | None = None
 
-    def finish(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
-        """Sends what is there, closes the channel, sets `done` on `loop`, and ends."""
-        self._tell = (loop, done)
+    def finish(self, done: Callable[[], None]) -> None:
+        """Sends what is there, closes the channel, calls `done` on the loop, and ends."""
+        self._done = done
         self.batches.put(None)
 
     def cut_off(self) -> None:
@@ -182,14 +174,17 @@ class _Sender(threading.Thread):
         while (batch := self.batches.get()) is not None:
             self.taken += len(batch)
             self._send(batch)
+            self._tell(self._told)
         self._inner.shutdown()
-        if self._tell is None:
+        self._tell(self._done)
+
+    def _tell(self, listener: Callable[[], None] | None) -> None:
+        if listener is None:
             return
-        loop, done = self._tell
         try:
-            loop.call_soon_threadsafe(done.set)
+            self._loop.call_soon_threadsafe(listener)
         except RuntimeError:
-            log.debug("traces_closed_late")  # the loop has ended meanwhile: nobody waits any more
+            log.debug("traces_told_late")  # the loop has ended meanwhile: nobody waits any more
 
     def _send(self, batch: Batch) -> None:
         try:

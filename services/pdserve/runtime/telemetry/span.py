@@ -82,3 +82,15 @@ class Span:
 
 Export = Callable[[Sequence[Span]], None]
 """Takes the spans of one trace, to be sent some time later; neither blocks nor raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has become of spans since the start."""
+
+    exported: int
+    """The collector has taken them."""
+    dropped: int
+    """There was no room for them; whole traces."""
+    failed: int
+    """The collector was away, or refused them; or who was to send them has died."""
