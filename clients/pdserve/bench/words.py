@@ -42,14 +42,14 @@ def uncertain(found: Goodput) -> str:
     return f"{value} req/s ({low} to {high})"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned columns, the first to the left, the others to the right."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Aligned columns, the first `left` of them to the left, the others to the right."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def one(line: Sequence[str]) -> str:
         cells = (
-            cell.rjust(width) if place else cell.ljust(width)
+            cell.ljust(width) if place < left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         return "  ".join(cells).rstrip()

@@ -3,15 +3,18 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdserve.bench import slo_flags
 from pdserve.bench.extra import needs
 from pdserve.rpc.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdserve.bench.slo import Slo
-    from pdserve.planner.planning.decision import Budget, Plan, Settings
+    from pdserve.planner.planning.decision import Plan, Settings
     from pdserve.planner.planning.metrics import Reading
     from pdserve.planner.planning.workload import Workload
     from pdserve.planner.profile import Profile
@@ -28,8 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "docs/planning.md tells how to decide, with an example from profile to measurement."
     what = parser.add_argument_group("what there is")
     what.add_argument(
-        "--profile", required=True, metavar="NAME|FILE", help="a shipped profile, or what `profile` wrote"
-    )
+        "--profile", required=True, action="append", metavar="NAME|FILE",
+        help="a shipped profile, or what `profile` wrote; more of them: engines of other sizes, to be weighed beside",
+    )  # fmt: skip
     count = what.add_mutually_exclusive_group()
     count.add_argument("--engines", type=int, metavar="N", help="engines to use; with --watch: what runs there")
     count.add_argument(
@@ -48,16 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--window", type=float, metavar="S", help="that is watched; default 60 s")
     work.add_argument("--once", action="store_true", help="with --watch: plan once, after one window")
     good = parser.add_argument_group("what is good")
-    for name, words in (
-        ("ttft", "to the first token"),
-        ("itl", "between tokens of a request"),
-        ("tpot", "a token after the first"),
-        ("e2e", "to the last token"),
-    ):
-        good.add_argument(f"--slo-{name}", type=float, metavar="S", help=f"most seconds {words}")
-    good.add_argument(
-        "--slo-itl-of", "--itl-of", choices=("p99", "mean", "max"), default="p99", help="which ITL; default p99"
-    )
+    slo_flags.add(good)
     out = parser.add_argument_group("what comes out")
     out.add_argument("--cost-per-engine-hour", type=float, metavar="X", help="for the cost of a million tokens")
     out.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -78,13 +73,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a profile, workload or SLO that nothing can be planned for; it says why.
     """
     with needs("plan", "plan"):
-        from pdserve.planner.profile_file import load
-
-        profile, slo, settings = load(args.profile), _slo(args), _settings(args)
+        profile, slo, settings = _profile(args), slo_flags.of(args), _settings(args)
         if args.report is not None:
-            from pdserve.planner.planning import figure
+            from pdserve.planner.planning import page
 
-            figure.check(args.report)
+            page.check(args.report)
         if args.watch is not None:
             return _watch(args, profile, slo, settings)
         if args.once or args.window is not None:
@@ -92,22 +85,18 @@ def run(args: argparse.Namespace) -> int:
         workload = _workload(args)
         if args.engines is None and args.gpus is None:
             raise ConfigError("say how many engines there are with --engines, or accelerators with --gpus")
-        from pdserve.planner.planning.decision import Budget
+        from pdserve.planner.planning.decision import Budget, Question, decide
 
-        _show(args, _plan(profile, workload, slo, Budget(args.engines, args.gpus), settings))
+        _show(args, decide(Question(profile, workload, slo), Budget(args.engines, args.gpus), settings))
     return 0
 
 
-def _plan(profile: "Profile", workload: "Workload", slo: "Slo", budget: "Budget", settings: "Settings") -> "Plan":
-    from pdserve.planner.planning.decision import Question, decide
+def _profile(args: argparse.Namespace) -> "Profile":
+    """The first, with the others beside it."""
+    from pdserve.planner.profile_file import load
 
-    return decide(Question(profile, workload, slo), budget, settings)
-
-
-def _slo(args: argparse.Namespace) -> "Slo":
-    from pdserve.bench.slo import Slo
-
-    return Slo(args.slo_ttft, args.slo_itl, args.slo_itl_of, args.slo_tpot, args.slo_e2e)
+    first, *others = (load(name) for name in args.profile)
+    return replace(first, siblings=tuple(others))
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
@@ -136,7 +125,7 @@ def _workload(args: argparse.Namespace) -> "Workload":
             )
         from pdserve.bench.workload.files import read_trace
 
-        return of_trace(*read_trace(args.trace), args.rate)
+        return of_trace(*read_trace(args.trace), args.rate, str(args.trace))
     if args.scenario:
         if args.input_len or args.output_len:
             raise ConfigError("a scenario has its own lengths: give it, or --input-len and --output-len")
@@ -166,9 +155,9 @@ def _show(args: argparse.Namespace, plan: "Plan") -> None:
         sys.stdout.write(words.report(plan) + "\n")
     sys.stdout.flush()
     if args.report is not None:
-        from pdserve.planner.planning import figure
+        from pdserve.planner.planning import page
 
-        figure.write(plan, args.report)
+        page.write(plan, args.report)
         if not args.json:
             sys.stdout.write(f"report in {args.report}\n")
 
@@ -176,21 +165,24 @@ def _show(args: argparse.Namespace, plan: "Plan") -> None:
 def _watch(args: argparse.Namespace, profile: "Profile", slo: "Slo", settings: "Settings") -> int:
     """Plans for each window of what a proxy says, until Ctrl-C."""
     from pdserve.planner.planning import metrics
-    from pdserve.planner.planning.decision import Budget, check_profile
+    from pdserve.planner.planning.decision import Budget, Question, check_profile, decide
+    from pdserve.planner.planning.present import layout
     from pdserve.planner.watching import watch
 
     if given := _given(args, *_OF_WORKLOAD):
         raise ConfigError(f"--watch reads the workload: leave out {given}")
     # What no window can mend is refused before the first one.
-    check_profile(profile, settings)
+    for one in profile.family:
+        check_profile(one, settings)
     if slo.empty:
         raise ConfigError("at a given rate and without an SLO every way is as good: give an SLO")
 
-    def plan(workload: "Workload", now: "Reading") -> None:
+    def plan(workload: "Workload", now: "Reading", modes: Mapping[str, float]) -> None:
         count = args.engines if args.engines is not None or args.gpus is not None else sum(now.engines.values())
         if not args.json:
             sys.stdout.write(f"{args.watch}: {metrics.deployed(now.engines)}\n")
-        _show(args, _plan(profile, workload, slo, Budget(count, args.gpus), settings))
+        runs = layout(now.engines, modes, profile.name if profile.siblings else "")
+        _show(args, decide(Question(profile, workload, slo), Budget(count, args.gpus), settings, runs))
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")

@@ -53,20 +53,50 @@ class Profile:
     """Most tokens of a request, prompt and answer; None: not known."""
     fit: Mapping[str, Figure] = field(default_factory=dict)
     """How the numbers were found."""
+    siblings: tuple["Profile", ...] = ()
+    """The same model on engines of another size, weighed beside it. No part of the file."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a context that cannot be."""
+        """Raises ConfigError for a context that cannot be, or two profiles of one name."""
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"profile {self.name}: max_model_len must be at least 2, not {self.max_model_len}")
+        names = [one.name for one in self.family]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"two of the profiles are called {twice}: give each another name")
+
+    @property
+    def family(self) -> "tuple[Profile, ...]":
+        """Itself and its siblings."""
+        return (self, *self.siblings)
+
+    @property
+    def roles(self) -> dict[str, RoleProfile]:
+        """Those that were measured, by name."""
+        roles = {"prefill": self.prefill, "decode": self.decode, "colocated": self.colocated}
+        return {name: role for name, role in roles.items() if role is not None}
+
+    def named(self, name: str) -> "Profile":
+        """That one of its family; itself where the name is empty.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        for one in self.family:
+            if name in ("", one.name):
+                return one
+        raise ConfigError(f"no profile {name} beside {self.name}")
 
     def fleet(self, mode: Mode, *, prefills: int = 0, decodes: int = 0, engines: int = 0) -> Fleet:
-        """`prefills` and `decodes` for READ and WRITE, `engines` for COLOCATED.
+        """`prefills` and `decodes` for READ and WRITE, `engines` for COLOCATED; of a split, those that serve whole
+        requests where no pair has room.
 
         Raises:
             ConfigError: the profile lacks a role that is needed, or the numbers make no fleet.
         """
         colocated = mode is Mode.COLOCATED
-        wanted = {"colocated": self.colocated} if colocated else {"prefill": self.prefill, "decode": self.decode}
+        wanted = {} if colocated else {"prefill": self.prefill, "decode": self.decode}
+        if colocated or engines:
+            wanted["colocated"] = self.colocated
         if missing := [name for name, role in wanted.items() if role is None]:
             raise ConfigError(f"profile {self.name}: has no numbers for {' and '.join(missing)} engines")
         specs = {
@@ -75,7 +105,7 @@ class Profile:
             if role is not None
         }
         return Fleet(
-            roles=(Role.BOTH,) * engines if colocated else split(prefills, decodes),
+            roles=(*split(prefills, decodes), *(Role.BOTH,) * engines),
             mode=mode,
             handover=self.handover,
             dispatch=self.dispatch,

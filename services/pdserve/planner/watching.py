@@ -3,7 +3,7 @@
 import http.client
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pdserve.planner.planning import metrics
 from pdserve.planner.planning.metrics import Reading
@@ -17,14 +17,15 @@ _HTTP_S = 10.0
 def watch(
     url: str,
     window: float,
-    plan: Callable[[Workload, Reading], None],
+    plan: Callable[[Workload, Reading, Mapping[str, float]], None],
     say: Callable[[str], None],
     *,
     once: bool = False,
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Calls `plan` with what came in each window and the reading at its end, until interrupted.
+    """Calls `plan` with what came in each window, the reading at its end, and how many requests ended in the window by
+    the mode of their hand-over, until interrupted.
 
     A page that cannot be read, a proxy that was started anew, a window in which nothing came and one that cannot be
     planned for are told to `say` in a line, and the next window begins. The first reading has to succeed.
@@ -50,7 +51,7 @@ def watch(
         try:
             now = read(url, clock())
             if before is not None:
-                plan(metrics.workload(before, now), now)
+                plan(metrics.workload(before, now), now, metrics.modes(before, now))
         except ConfigError as error:
             if once:
                 raise ConfigError(f"{url}: {error.message}") from error

@@ -58,5 +58,5 @@ def test_plan_says_that_goodput_was_not_found() -> None:
     assert "Goodput (90% attainment): 2 colocated not found, 90% and more are good at 0.64 req/s still" in said
     assert document(plan)["goodput"] is None
     assert document(plan)["goodput_not_found"].startswith("90% and more")
-    assert "Goodput" not in words.report(replace(plan, sought=None, opponent_sought=None))
-    assert "not found, why" in words.report(replace(plan, sought=Goodput(None, "why"), opponent_sought=None))
+    assert "Goodput" not in words.report(replace(plan, goodputs={}))
+    assert "not found, why" in words.report(replace(plan, goodputs={plan.best.candidate: Goodput(None, "why")}))

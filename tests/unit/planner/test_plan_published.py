@@ -8,7 +8,7 @@ from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.fit import RATIO_SLO
 from pdserve.planner.planning import words
-from pdserve.planner.planning.candidates import Budget, candidates
+from pdserve.planner.planning.candidates import Budget, Kind, candidates
 from pdserve.planner.planning.decision import Plan, Settings, decide
 from pdserve.planner.planning.floors import floors
 from pdserve.planner.planning.trial import Question
@@ -45,7 +45,7 @@ def ttft_bound() -> Plan:
     for prompt in range(500, 8000, 50):
         question = Question(profile, ask(prompt, 200, 1.0), Slo(ttft=0.3, itl=0.2))
         alone = floors(question, candidates(profile, Budget(engines=2)))
-        if min(alone[Mode.READ].ttft, alone[Mode.WRITE].ttft) >= 0.33:
+        if min(alone[Kind(Mode.READ)].ttft, alone[Kind(Mode.WRITE)].ttft) >= 0.33:
             print(f"{prompt} tokens: {alone}")
             return decide(question, Budget(engines=2), QUICK)
     raise AssertionError("no such prompt")
@@ -55,7 +55,7 @@ def test_ttft_bound_slo_stays_colocated() -> None:
     """A TTFT SLO of 300 ms with a split baseline of 330 ms: stay colocated, because no load makes a split faster."""
     plan = ttft_bound()
     assert plan.best.candidate.colocated
-    assert set(plan.impossible) == {Mode.READ, Mode.WRITE}
+    assert set(plan.impossible) == {Kind(Mode.READ), Kind(Mode.WRITE)}
     said = words.report(plan)
     print(said)
     assert "-> Do not split: 2 colocated." in said

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from pdserve.bench.report.words import number, seconds
 from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
-from pdserve.planner.plain import number, seconds
-from pdserve.planner.planning import figure, verdict, words
-from pdserve.planner.planning.candidates import Budget, candidates
+from pdserve.planner.planning import figure, page, verdict, words
+from pdserve.planner.planning.candidates import Budget, Kind, candidates
 from pdserve.planner.planning.decision import Plan, Settings, decide
 from pdserve.planner.planning.document import document
 from pdserve.planner.planning.goodputs import Goodput
@@ -36,9 +36,16 @@ def known(mean: float) -> Goodput:
     return Goodput(Interval(mean, 0.9 * mean, 1.1 * mean, 3))
 
 
+def with_goodputs(plan: Plan, best: Goodput | None, opponent: Goodput | None = None) -> Plan:
+    """The same with these of the best and its opponent."""
+    assert plan.opponent is not None
+    found = {plan.best.candidate: best, plan.opponent.candidate: opponent}
+    return replace(plan, goodputs={way: value for way, value in found.items() if value is not None})
+
+
 def short_of(plan: Plan, sought: Goodput | None) -> Plan:
     """The same, of which 80 % are good."""
-    return replace(plan, attainment=Interval(0.8, 0.7, 0.9, 6), sought=sought)
+    return replace(with_goodputs(plan, sought), attainment=Interval(0.8, 0.7, 0.9, 6))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_profile_that_lacks_a_kind_gives_no_verdict(profile: str, lacks: str, re
     assert said.startswith(f"-> Profile {profile} cannot say whether to split: it has no costs of {lacks}. {rest}")
     found = json.loads(json.dumps(document(plan)))
     assert (found["answer"]["split"], found["lacks"]) == (None, lacks)
-    assert f"cannot say whether to split: it has no costs of {lacks}" in figure.page(plan)
+    assert f"cannot say whether to split: it has no costs of {lacks}" in page.page(plan)
 
 
 @pytest.mark.parametrize("profile", ["mi300x", "moai"])
@@ -84,7 +91,7 @@ def test_load_above_goodput_is_said(sought: Goodput | None, said: str) -> None:
     """Where fewer than 90 % are good the verdict names the goodput, or why there is none; where enough are, it does not
     speak of it."""
     plan = of()
-    assert "goodput" not in verdict.answer(replace(plan, sought=sought))
+    assert "goodput" not in verdict.answer(with_goodputs(plan, sought))
     assert verdict.answer(short_of(plan, sought)).endswith(said)
     assert (document(plan)["held"], document(short_of(plan, sought))["held"]) == (True, False)
 
@@ -101,7 +108,7 @@ def test_ratio_is_of_the_larger_goodput(best: float, other: float, said: str) ->
     """Of the chosen colocated engines and the split, whichever holds more is named, with a factor above 1."""
     plan = of()
     assert plan.best.candidate.colocated
-    assert verdict.ratio(replace(plan, sought=known(best), opponent_sought=known(other))) == said
+    assert verdict.ratio(with_goodputs(plan, known(best), known(other))) == said
 
 
 def test_idle_accelerators_are_said() -> None:
@@ -170,7 +177,7 @@ def test_too_few_engines_only_where_more_would_help(ttft: float, cause: str) -> 
 def test_too_few_engines_for_what_an_slo_leaves() -> None:
     """Where an SLO takes the splits out, and the rest has room, engines are missing for that rest."""
     plan = of(rate=30.0, slo=Slo(ttft=0.6, itl=0.05))
-    held = replace(plan, impossible={Mode.READ: ["why"]})
+    held = replace(plan, impossible={Kind(Mode.READ): ["why"]})
     assert "too few engines for the ways that the SLO leaves. " in verdict.lighter(held)[0]
 
 
@@ -185,4 +192,4 @@ def test_numbers_have_no_exponent(value: float, said: str) -> None:
 
 def test_long_times_are_plain() -> None:
     """Milliseconds below a second, seconds above, however many."""
-    assert [seconds(value) for value in (0.0214, 1.0, 2754.3)] == ["21.4 ms", "1 s", "2,750 s"]
+    assert [seconds(value) for value in (0.0214, 1.0, 2754.3)] == ["21.4 ms", "1.00 s", "2754 s"]

@@ -3,23 +3,25 @@
 import contextlib
 import functools
 import itertools
+import json
+import re
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from pdserve.cli.__main__ import main
 from pdserve.planner import watching
-from pdserve.planner.planning import metrics
+from pdserve.planner.planning import metrics, present
 from pdserve.planner.planning.metrics import Reading
 from pdserve.planner.planning.workload import Workload
 from pdserve.rpc.errors import ConfigError
 
 PAGE = """\
 # TYPE pdserve_requests_total counter
-pdserve_requests_total{{outcome="finished"}} {ended}
+pdserve_requests_total{{outcome="finished",mode="write"}} {ended}
 # TYPE pdserve_tokens_total counter
 pdserve_tokens_total{{kind="input"}} {input}
 pdserve_tokens_total{{kind="output"}} {output}
@@ -87,7 +89,7 @@ def watched(*pages: str | None, once: bool = False) -> tuple[list[Workload], lis
         if next(windows, None) is None:
             raise Ended
 
-    def plan(workload: Workload, now: Reading) -> None:
+    def plan(workload: Workload, now: Reading, _: Mapping[str, float]) -> None:
         if now.ended == 7:
             raise ConfigError("too few engines for that")
         planned.append(workload)
@@ -178,3 +180,50 @@ def test_port_of_something_else_is_one_sentence(capsys: pytest.CaptureFixture[st
 def test_page_is_a_proxys() -> None:
     """What these tests serve is what the metrics' reader takes for a proxy."""
     assert metrics.read(page(3), 0.0).engines == {"prefill": 1, "decode": 1, "both": 0}
+
+
+def layout(**engines: int) -> str:
+    """Of ready engines, in words."""
+    found = present.layout({"prefill": 0, "decode": 0, "both": 0} | engines, {"read": 1, "write": 5, "none": 2})
+    return "" if found is None else found.label
+
+
+def test_layout_is_what_runs() -> None:
+    """The pairs in the mode that most requests had, and who serves whole requests; a half of a pair is nothing."""
+    assert layout(prefill=2, decode=1) == "2P:1D WRITE"
+    assert layout(both=3) == "3 colocated"
+    assert layout(prefill=1, decode=1, both=1) == "1P:1D and 1 colocated WRITE"
+    assert layout(prefill=2) == ""
+    first, second = (metrics.read(page(ended), 0.0) for ended in (0, 20))
+    assert metrics.modes(first, second) == {"read": 0.0, "write": 20.0, "none": 0.0}
+
+
+def test_watch_says_what_the_present_layout_attains(
+    patiently: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the best way: what the engines that are ready come to at the load that comes in, and their goodput."""
+    patiently(1)
+    flags = ["--once", "--slo-ttft", "1", "--slo-itl", "0.5", "--requests", "20"]
+    with proxy(page(0), page(600)) as url:
+        assert main(["plan", "--profile", "mi300x", "--watch", url, "--engines", "4", *flags]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Runs now: "))
+    print(line)
+    assert re.fullmatch(
+        r"Runs now: 1P:1D WRITE, \d+% \(\d+% to \d+%\) of the requests meet every objective at 60 req/s, "
+        r"goodput [\d.]+ req/s \([\d.]+ to [\d.]+\); 4 colocated is better or as good\.",
+        line,
+    )
+
+
+def test_present_layout_that_the_profile_does_not_know(
+    patiently: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Engines of which the profile has no costs are named, and why they cannot be judged; the plan goes on."""
+    patiently(1)
+    flags = ["--once", "--slo-ttft", "5", "--slo-itl", "0.5", "--requests", "20", "--json", "--quick"]
+    with proxy(page(0), page(20)) as url:
+        assert main(["plan", "--profile", "mi300x-tp8", "--watch", url, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["present"]["label"] == "1P:1D WRITE"
+    assert "has no numbers for prefill and decode engines" in found["present"]["not_judged"]
+    assert "It cannot be judged: " in found["words"]

@@ -1,6 +1,7 @@
-"""How the report writes numbers: durations, shares, rates and ratios as text. Pure."""
+"""How reports and plans write numbers: durations, shares, rates and ratios as text. Pure."""
 
 import math
+from decimal import Decimal
 
 NONE = "–"
 """Stands where there is no value."""
@@ -69,6 +70,14 @@ def plain(value: float | None) -> str:
     if abs(value) >= 1000:
         return f"{value:.0f}"
     return f"{value:.4g}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Of so many digits, without an exponent and without trailing zeros, thousands parted: 2,750 or 0.0042; a whole
+    number has all of its digits."""
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
 def percent(share: float | None) -> str:

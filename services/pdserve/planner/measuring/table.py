@@ -1,7 +1,8 @@
 """The fits as a table for people. Pure."""
 
+from pdserve.bench.report.words import number
+from pdserve.bench.words import table as aligned
 from pdserve.planner.measuring.fits import Fitted
-from pdserve.planner.plain import number
 
 _LINES = {
     "prefill": ("prefill_base", "prefill_per_token"),
@@ -13,7 +14,7 @@ _COLUMNS = ("step", "fit", "points", "left out", "typical error", "nine in ten w
 
 def table(fitted: Fitted) -> str:
     """One line a fit, and the hand-over below."""
-    rows = [_COLUMNS]
+    rows = []
     for name, line in fitted.lines.items():
         rows.append(
             (
@@ -25,15 +26,7 @@ def table(fitted: Fitted) -> str:
                 f"{line.nine_in_ten:.1%}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = [aligned(_COLUMNS, rows, left=2)]
     if fitted.mixed_assumed:
         lines.append("mixed steps: not measured, no engine serves whole requests; taken as decode and the tokens")
     return "\n".join([*lines, *_rest(fitted)])

@@ -5,17 +5,19 @@ from dataclasses import dataclass
 
 from pdserve.bench.goodput import THRESHOLD
 from pdserve.planner.measuring.making import MISFIT
+from pdserve.planner.planning.axes import axes
 from pdserve.planner.planning.binding import BRIEF, Binding, binding
-from pdserve.planner.planning.candidates import Budget, Candidate, candidates
+from pdserve.planner.planning.candidates import Budget, Candidate, Kind, candidates
 from pdserve.planner.planning.floors import Floor, check, floors
-from pdserve.planner.planning.goodputs import Goodput, goodput
+from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval, predict, predict_share
-from pdserve.planner.planning.screening import Screened, screen
-from pdserve.planner.planning.switches import Switch, switches
+from pdserve.planner.planning.present import Present, judge_present
+from pdserve.planner.planning.ranking import rank
+from pdserve.planner.planning.screening import LOWER, Screened, screen
+from pdserve.planner.planning.switches import Facts, Searched, near, switches
 from pdserve.planner.planning.trial import Judged, Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile import Profile
-from pdserve.planner.simulator import Mode
 from pdserve.rpc.errors import ConfigError
 
 
@@ -33,7 +35,7 @@ class Settings:
     switches: bool = True
     """Whether to look for what would change the answer."""
     cost_per_engine_hour: float | None = None
-    """In any currency."""
+    """In any currency; of an engine of the first profile, where there are several."""
     allow_misfit: bool = False
     """Plan with a profile that says itself that it does not fit."""
 
@@ -64,10 +66,10 @@ class Plan:
     asked: Workload
     """What was asked for; more than `question` has where no way holds half of that."""
     budget: Budget
-    floors: Mapping[Mode, Floor]
-    """A lone request, by mode."""
-    impossible: Mapping[Mode, list[str]]
-    """Why a mode was not looked at: what a lone request misses in it."""
+    floors: Mapping[Kind, Floor]
+    """A lone request, by kind."""
+    impossible: Mapping[Kind, list[str]]
+    """Why a kind was not looked at: what a lone request misses in it."""
     screened: Screened
     attainment: Interval
     """Of the chosen way, for one more run."""
@@ -75,13 +77,14 @@ class Plan:
     """Good requests a second of it."""
     opponent_attainment: Interval | None
     """Of the best of the other kind."""
-    sought: Goodput | None
-    """Of the chosen way, or why it was not found; None: not looked for."""
-    opponent_sought: Goodput | None
-    """Of the best of the other kind."""
+    goodputs: Mapping[Candidate, Goodput]
+    """Of the best few ways, the most first, or why it was not found; empty: not looked for."""
     binding: Binding | None
-    switches: tuple[Switch, ...]
+    searched: Searched | None
+    """What would change the answer; None: not looked for."""
     cost: Cost | None
+    present: Present | None
+    """What runs now; None: not asked for."""
 
     @property
     def best(self) -> Judged:
@@ -94,6 +97,16 @@ class Plan:
         return self.screened.opponent
 
     @property
+    def sought(self) -> Goodput | None:
+        """Of the chosen way; None: not looked for."""
+        return self.goodputs.get(self.best.candidate)
+
+    @property
+    def opponent_sought(self) -> Goodput | None:
+        """Of the best of the other kind."""
+        return None if self.opponent is None else self.goodputs.get(self.opponent.candidate)
+
+    @property
     def held(self) -> bool:
         """Whether as many requests are good as goodput asks for."""
         return self.attainment.mean >= THRESHOLD
@@ -101,10 +114,10 @@ class Plan:
     @property
     def lacks(self) -> str:
         """The kind of engines that the profile has no costs of, so that no split can be compared; empty: none."""
-        profile = self.question.profile
-        if profile.colocated is None:
+        family = self.question.profile.family
+        if all(profile.colocated is None for profile in family):
             return "colocated engines"
-        return "prefill and decode engines" if profile.prefill is None or profile.decode is None else ""
+        return "prefill and decode engines" if all(profile.prefill is None for profile in family) else ""
 
     @property
     def idle(self) -> int:
@@ -124,41 +137,48 @@ class Plan:
         return self.opponent_sought.value if self.opponent_sought is not None else None
 
 
-def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
+def decide(question: Question, budget: Budget, settings: Settings, present: Candidate | None = None) -> Plan:
     """Plans; the same arguments give the same plan.
+
+    `present`: what runs now, to be judged beside.
 
     Raises:
         ConfigError: a profile that does not fit, more tokens than the context or the memory, an SLO that no request
             can meet, too few engines; an open loop with no SLO, where all ways are alike.
     """
-    check_profile(question.profile, settings)
-    _check_fits(question.profile, question.workload)
+    for profile in question.profile.family:
+        check_profile(profile, settings)
+        _check_fits(profile, question.workload)
     if question.slo.empty and question.workload.rate is not None:
         raise ConfigError("at a given rate and without an SLO every way is as good: give an SLO, or --concurrency")
     every = candidates(question.profile, budget)
     lone = floors(question, every)
-    impossible = {mode: words for mode, words in check(question.slo, lone).items() if words}
-    able = [one for one in every if one.mode not in impossible]
-    asked = question.workload
+    impossible = {kind: words for kind, words in check(question.slo, lone).items() if words}
+    able = [one for one in every if one.kind not in impossible]
+    asked = question
     screened = screen(question, able, settings.requests, settings.seed)
+    goodputs: Mapping[Candidate, Goodput] = {}
+    if settings.goodput and question.workload.rate is not None:
+        ranked = rank(screened, settings.requests)
+        screened, goodputs = ranked.screened, ranked.goodputs
     question, count = screened.question, screened.count
     best, opponent = screened.best, screened.opponent
-    value = opposed = None
-    if settings.goodput and question.workload.rate is not None:
-        value = goodput(question, best.candidate, settings.seed, settings.requests)
-        if opponent is not None:
-            opposed = goodput(question, opponent.candidate, settings.seed, settings.requests)
+    found = goodputs.get(best.candidate)
+    highest = found.value.mean if found is not None and found.value is not None else None
     binds = None
     if settings.binding:
-        held = value.value.mean if value is not None and value.value is not None else None
-        binds = binding(question, best.candidate, held, min(count, BRIEF), settings.seed)
-    changes: list[Switch] = []
+        binds = binding(question, best.candidate, highest, min(count, BRIEF), settings.seed)
+    searched = None
     if settings.switches:
-        rival = opponent.candidate if opponent else None
-        changes = switches(question, best.candidate, rival, able, settings.seed, settings.requests)
+        lowered = asked.workload != question.workload and question.workload.rate is not None
+        too_much = (question.workload.rate or 0.0) / LOWER if lowered else None
+        facts = Facts(best.candidate, highest or 0.0, too_much)
+        ways = near(best.candidate, [one.candidate for one in screened.all], able)
+        kinds = [lone[one.kind] for one in ways]
+        searched = switches(question, facts, ways, list(axes(question, kinds)), settings.seed, settings.requests)
     return Plan(
         question=question,
-        asked=asked,
+        asked=asked.workload,
         budget=budget,
         floors=lone,
         impossible=impossible,
@@ -166,12 +186,17 @@ def decide(question: Question, budget: Budget, settings: Settings) -> Plan:
         attainment=_attainment(best, count),
         score=_score(question, best, count),
         opponent_attainment=None if opponent is None else _attainment(opponent, count),
-        sought=value,
-        opponent_sought=opposed,
+        goodputs=goodputs,
         binding=binds,
-        switches=tuple(changes),
+        searched=searched,
         cost=_cost(question, best, settings.cost_per_engine_hour),
+        present=None if present is None else _present(asked, present, count, settings),
     )
+
+
+def _present(question: Question, present: Candidate, count: int, settings: Settings) -> Present:
+    goes = settings.goodput and question.workload.rate is not None
+    return judge_present(question, present, count, settings.seed, settings.requests, with_goodput=goes)
 
 
 def _attainment(one: Judged, count: int) -> Interval:
@@ -200,29 +225,31 @@ def _check_fits(profile: Profile, workload: Workload) -> None:
         raise ConfigError(
             f"a request of {workload.longest} tokens, prompt and answer, is more than the context of {context}"
         )
-    for name, role in _answering(profile):
-        if workload.longest > role:
+    for name, role in profile.roles.items():
+        if workload.longest > role.spec.kv_tokens:
             raise ConfigError(
                 f"a request of {workload.longest} tokens does not fit into the KV memory of a {name} engine, "
-                f"{role} tokens"
+                f"{role.spec.kv_tokens} tokens"
             )
-
-
-def _answering(profile: Profile) -> list[tuple[str, int]]:
-    roles = (("prefill", profile.prefill), ("decode", profile.decode), ("colocated", profile.colocated))
-    return [(name, role.spec.kv_tokens) for name, role in roles if role is not None]
 
 
 def _cost(question: Question, best: Judged, per_hour: float | None) -> Cost | None:
     if per_hour is None:
         return None
     typical = question.workload.typical
-    a_second = per_hour * best.candidate.total / 3600
+    a_second = per_hour * _sized(question.profile, best.candidate) / 3600
 
     def million(tokens: int) -> float | None:
         return a_second / (best.score * tokens) * 1e6 if best.score > 0 else None
 
     return Cost(million(typical.prompt + typical.output), million(typical.output))
+
+
+def _sized(profile: Profile, of: Candidate) -> float:
+    """Engines of it; beside other profiles as many of the first profile's size as have its accelerators."""
+    if not profile.siblings:
+        return of.total
+    return of.accelerators(profile) / max(role.accelerators for role in profile.roles.values())
 
 
 __all__ = ["Budget", "Candidate", "Cost", "Plan", "Question", "Settings", "decide"]

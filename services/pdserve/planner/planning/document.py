@@ -3,11 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
-from pdserve.planner.planning import words
+from pdserve.planner.planning import check, words
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.decision import Plan
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
+from pdserve.planner.planning.present import Present
+from pdserve.planner.planning.switches import Searched
 from pdserve.planner.planning.trial import Judged
 from pdserve.planner.planning.workload import Workload
 
@@ -21,6 +23,7 @@ def document(plan: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "profile": plan.question.profile.name,
+        "profiles": [profile.name for profile in plan.question.profile.family],
         "slo": asdict(plan.question.slo),
         "asked": _workload(plan.asked),
         "planned": _workload(plan.question.workload),
@@ -40,10 +43,15 @@ def document(plan: Plan) -> dict[str, Any]:
             "goodput": _interval(plan.opponent_goodput),
             "goodput_not_found": _why(plan.opponent_sought),
         },
-        "impossible": {mode.value: said for mode, said in plan.impossible.items()},
+        "impossible": {kind.key: said for kind, said in plan.impossible.items()},
         "floors": {
-            mode.value: {"ttft": floor.ttft, "itl": floor.itl, "e2e": floor.e2e} for mode, floor in plan.floors.items()
+            kind.key: {"ttft": floor.ttft, "itl": floor.itl, "e2e": floor.e2e} for kind, floor in plan.floors.items()
         },
+        "goodputs": [
+            {**_candidate(way), "goodput": _interval(found.value), "goodput_not_found": _why(found)}
+            for way, found in plan.goodputs.items()
+        ],
+        "present": _present(plan.present),
         "ways": [_judged(one) for one in plan.screened.all],
         "binding": None
         if plan.binding is None
@@ -53,20 +61,33 @@ def document(plan: Plan) -> dict[str, Any]:
             "objective": plan.binding.objective,
             "gains": dict(plan.binding.gains),
         },
-        "switches": [
-            {
-                "what": one.what,
-                "unit": one.unit,
-                "now": one.now,
-                "still": one.still,
-                "other": one.other,
-                "to": None if one.to is None else _candidate(one.to),
-            }
-            for one in plan.switches
-        ],
+        **_changes(plan.searched),
         "cost_per_million_tokens": None if plan.cost is None else asdict(plan.cost),
         "runs": {"requests": plan.screened.count, "seed": plan.screened.seed, "simulated": plan.screened.runs},
+        "check": check.command(plan),
         "words": words.report(plan),
+    }
+
+
+def _present(of: Present | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    return {
+        **_candidate(of.layout),
+        "attainment": _interval(of.attainment),
+        "goodput": None if of.sought is None else _interval(of.sought.value),
+        "goodput_not_found": _why(of.sought),
+        "not_judged": of.why or None,
+    }
+
+
+def _changes(of: Searched | None) -> dict[str, Any]:
+    """What would change the answer; null where it was not looked for. Of what changes nothing: how far was looked."""
+    if of is None:
+        return {"switches": None, "unchanged": None}
+    return {
+        "switches": [{**asdict(one), "to": None if one.to is None else _candidate(one.to)} for one in of.switches],
+        "unchanged": [asdict(one) for one in of.quiet],
     }
 
 
@@ -87,6 +108,7 @@ def _candidate(of: Candidate) -> dict[str, Any]:
     return {
         "label": of.label,
         "mode": of.mode.value,
+        "profile": of.profile or None,
         "prefill": of.prefills,
         "decode": of.decodes,
         "colocated": of.engines,

@@ -3,24 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdserve.bench.report.words import number
 from pdserve.bench.slo import Slo
-from pdserve.planner.plain import number
-from pdserve.planner.planning.candidates import Candidate
+from pdserve.planner.planning.candidates import Candidate, Kind
 from pdserve.planner.planning.trial import Question, lone
-from pdserve.planner.simulator import Mode
 from pdserve.rpc.errors import ConfigError
 
-KINDS = {Mode.COLOCATED: "a colocated engine", Mode.READ: "a split in READ", Mode.WRITE: "a split in WRITE"}
-"""What each mode is called in a sentence."""
 _TIGHT = 0.8
 """Share of an SLO that a request takes when it is alone, above which more engines hardly help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Of one mode; seconds."""
+    """Of one kind; seconds."""
 
-    mode: Mode
+    kind: Kind
     ttft: float
     itl: float
     """The figure that the SLO is of; alone, all gaps are alike, so that this is TPOT too."""
@@ -55,25 +52,25 @@ class Floor:
         return [(name, most, value) for name, most, value in figures if most is not None]
 
 
-def floors(question: Question, candidates: Sequence[Candidate]) -> dict[Mode, Floor]:
-    """By mode: all splits of one mode have the same."""
+def floors(question: Question, candidates: Sequence[Candidate]) -> dict[Kind, Floor]:
+    """By kind: all splits of one mode and profile have the same."""
     found = {}
     for candidate in candidates:
-        if candidate.mode not in found:
+        if candidate.kind not in found:
             served = lone(question, candidate.fleet(question.profile))
             itl = served.itl(question.slo.itl_of) or 0.0
-            found[candidate.mode] = Floor(candidate.mode, served.ttft, itl, served.e2e)
+            found[candidate.kind] = Floor(candidate.kind, served.ttft, itl, served.e2e)
     return found
 
 
-def check(slo: Slo, found: dict[Mode, Floor]) -> dict[Mode, list[str]]:
-    """What each mode misses with a lone request already; empty lists where an SLO can be met.
+def check(slo: Slo, found: dict[Kind, Floor]) -> dict[Kind, list[str]]:
+    """What each kind misses with a lone request already; empty lists where an SLO can be met.
 
     Raises:
-        ConfigError: no mode can meet the SLO.
+        ConfigError: no kind can meet the SLO.
     """
-    missed = {mode: floor.misses(slo) for mode, floor in found.items()}
+    missed = {kind: floor.misses(slo) for kind, floor in found.items()}
     if all(missed.values()):
-        said = "; ".join(f"{KINDS[mode]}: {', '.join(words)}" for mode, words in missed.items())
+        said = "; ".join(f"{kind.words}: {', '.join(words)}" for kind, words in missed.items())
         raise ConfigError(f"no engine of this profile can meet the SLO, whatever the load: {said}")
     return missed

@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass, replace
 
 from pdserve.bench.goodput import THRESHOLD
-from pdserve.planner.plain import number
+from pdserve.bench.report.words import number
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.interval import Interval, predict
 from pdserve.planner.planning.length import short, sustained
 from pdserve.planner.planning.trial import Question, Trial, of_fleet
 from pdserve.planner.search import highest
+from pdserve.planner.simulator import Fleet
 
 SEEDS = 3
 PRECISION = 0.04
@@ -28,6 +29,8 @@ class Goodput:
     """Requests a second, with the interval of one more seed; None: it was not found."""
     why: str = ""
     """Why not, in words."""
+    order: float = 0.0
+    """To compare by: the mean; infinite where it is too high to be found, 0 where there is none."""
 
 
 def goodput(question: Question, candidate: Candidate, seed: int, requests: int | None) -> Goodput:
@@ -40,15 +43,28 @@ def goodput(question: Question, candidate: Candidate, seed: int, requests: int |
     rate = question.workload.rate or 0.0
     first = _one(question, candidate, seed, requests, rate, 2.0)
     if first > _MOST * rate:
-        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {number(_MOST * rate)} req/s still")
+        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {number(_MOST * rate)} req/s still", math.inf)
     if first:
         rest = [
             _one(question, candidate, each, requests, first, 1 + 2 * PRECISION)
             for each in range(seed + 1, seed + SEEDS)
         ]
         # Each lies anywhere in the bisection's last bracket, whatever the seeds agree on.
-        return Goodput(predict([first, *rest], floor=PRECISION * max(first, *rest) / math.sqrt(12)))
+        value = predict([first, *rest], floor=PRECISION * max(first, *rest) / math.sqrt(12))
+        return Goodput(value, order=value.mean)
     return Goodput(None, f"not even at {number(_LEAST * rate)} req/s are {THRESHOLD:.0%} good")
+
+
+def roughly(question: Question, candidate: Candidate, seed: int, requests: int | None) -> float:
+    """The same of one seed and of short runs, which flatter: enough to see who may have the most. 0: there is none."""
+    rate = question.workload.rate or 0.0
+    fleet = candidate.fleet(question.profile)
+
+    def holds(tried: float) -> bool:
+        at = replace(question, workload=question.workload.at(tried))
+        return tried <= 2 * _MOST * rate and _briefly(at, fleet, requests, seed)
+
+    return highest(holds, start=rate, precision=2 * PRECISION, lowest=_LEAST * rate)
 
 
 def _one(question: Question, candidate: Candidate, seed: int, requests: int | None, start: float, step: float) -> float:
@@ -63,10 +79,7 @@ def _one(question: Question, candidate: Candidate, seed: int, requests: int | No
         return replace(question, workload=question.workload.at(tried))
 
     def briefly(tried: float) -> bool:
-        if tried > 2 * _MOST * rate:
-            return False
-        count = requests or short(at(tried), fleet)
-        return of_fleet(at(tried), fleet, count, seed).attainment >= THRESHOLD
+        return tried <= 2 * _MOST * rate and _briefly(at(tried), fleet, requests, seed)
 
     def holds(tried: float) -> bool:
         return tried <= 2 * _MOST * rate and good(sustained(at(tried), fleet, seed, THRESHOLD))
@@ -79,3 +92,8 @@ def _one(question: Question, candidate: Candidate, seed: int, requests: int | No
         start = highest(briefly, start=start, precision=2 * PRECISION, lowest=lowest, step=step) or start
         step = _STEP
     return highest(holds, start=start, precision=PRECISION, lowest=lowest, step=step)
+
+
+def _briefly(question: Question, fleet: Fleet, requests: int | None, seed: int) -> bool:
+    """Whether a short run holds."""
+    return of_fleet(question, fleet, requests or short(question, fleet), seed).attainment >= THRESHOLD

@@ -30,6 +30,8 @@ class Reading:
     """Prompt tokens that a prefix cache had."""
     engines: dict[str, int]
     """Ready engines by role."""
+    modes: dict[str, float]
+    """Requests that have ended by the mode of their hand-over: `read`, `write`, `none`."""
 
 
 def read(text: str, at: float) -> Reading:
@@ -60,6 +62,7 @@ def read(text: str, at: float) -> Reading:
         output=total("pdserve_tokens_total", kind="output"),
         cached=total("pdserve_tokens_total", kind="cached"),
         engines={role: int(count) for role, count in ready.items()},
+        modes={mode: total("pdserve_requests_total", mode=mode) for mode in ("read", "write", "none")},
     )
 
 
@@ -83,6 +86,11 @@ def workload(first: Reading, second: Reading) -> Workload:
     prompt, output = (max(1, round(value / ended)) for value in (tokens, second.output - first.output))
     hits = (second.cached - first.cached) / tokens if tokens else 0.0
     return Workload(Span(prompt, prompt), Span(output, output), min(1.0, max(0.0, hits)), rate=arrived / seconds)
+
+
+def modes(first: Reading, second: Reading) -> dict[str, float]:
+    """Requests that ended between two readings, by the mode of their hand-over."""
+    return {mode: count - first.modes[mode] for mode, count in second.modes.items()}
 
 
 def deployed(roles: dict[str, int]) -> str:

@@ -17,7 +17,7 @@ third of the run included.
 Candidates whose scores differ by at most 1 % of what can be had (in an open loop the rate, in a closed one the best
 score), or by one request of a run, are equal. Of equal ones the colocated is taken, because it moves no KV and any of
 its engines can be spared; then the one whose requests meet their objectives with the most room, and then the one with
-the earlier first token.
+the earlier first token. `ranking` looks at equal ones of one kind again, by their goodput.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,9 @@ EQUAL = 0.01
 FEWEST, MOST = 3, 5
 HELD = 0.5
 """Attainment of the best that a load has to have to choose by it."""
-_LOWER, _LOWERINGS = 0.8, 40
+LOWER = 0.8
+"""What a load that is too much is lowered by, a factor."""
+_LOWERINGS = 40
 _AT_LENGTH = 1500
 """Requests of a run above which one tells as much as three shorter ones."""
 
@@ -56,14 +58,28 @@ class Screened:
     """Requests of a run of the best and its opponent; others may have only a shorter one."""
     seed: int
     """The first of the seeds; the others follow it."""
-    runs: int
-    """How many were simulated."""
+
+    @property
+    def runs(self) -> int:
+        """How many runs are behind it."""
+        return sum(len(one.trials) for one in self.all)
+
+    def with_best_of(self, found: Sequence[Judged]) -> "Screened":
+        """With these in place of the best and its opponent: of each sort, colocated or split, the one that is given.
+        Who was there is among the others."""
+        known = {one.candidate: one for one in (*self.all, *found)}
+        places = {one.candidate.colocated: one for one in found}
+        best = places.get(self.best.candidate.colocated, self.best)
+        opponent = None if self.opponent is None else places.get(self.opponent.candidate.colocated, self.opponent)
+        taken = (best.candidate, None if opponent is None else opponent.candidate)
+        others = tuple(sorted((one for way, one in known.items() if way not in taken), key=_order))
+        return replace(self, best=best, opponent=opponent, others=others)
 
     @property
     def all(self) -> tuple[Judged, ...]:
-        """Best first."""
+        """The best, and after it the others by their score."""
         opponent = () if self.opponent is None else (self.opponent,)
-        return tuple(sorted((self.best, *opponent, *self.others), key=lambda one: (-one.score, -one.slack)))
+        return (self.best, *sorted((*opponent, *self.others), key=_order))
 
 
 def screen(question: Question, candidates: Sequence[Candidate], requests: int | None, seed: int) -> Screened:
@@ -74,27 +90,25 @@ def screen(question: Question, candidates: Sequence[Candidate], requests: int | 
     if count > _AT_LENGTH:
         second = 1
         kept = [one for one in kept if one.requests == count]
-    again = [_more(question, one, count, seed, second) for one in kept]
+    again = [more(question, one, count, seed, second) for one in kept]
     by_candidate = {one.candidate: one for one in (*found, *again)}
     best = choose(question, again, count)
-    of_best = _more(question, best, count, seed, third)
+    of_best = more(question, best, count, seed, third)
     rivals = [one for one in again if one.candidate.colocated != best.candidate.colocated]
     if not rivals:
         rivals = [one for one in found if one.candidate.colocated != best.candidate.colocated]
-    opponent = _more(question, choose(question, rivals, count), count, seed, third) if rivals else None
+    opponent = more(question, choose(question, rivals, count), count, seed, third) if rivals else None
     if opponent is not None and choose(question, [of_best, opponent], count) is opponent:
         of_best, opponent = opponent, of_best  # twice as many runs say otherwise
     taken = {of_best.candidate, *(() if opponent is None else (opponent.candidate,))}
     others = [one for candidate, one in by_candidate.items() if candidate not in taken]
-    final = (of_best, *others, *(() if opponent is None else (opponent,)))
     return Screened(
         question=question,
         best=of_best,
         opponent=opponent,
-        others=tuple(sorted(others, key=lambda one: (-one.score, -one.slack))),
+        others=tuple(sorted(others, key=_order)),
         count=count,
         seed=seed,
-        runs=sum(len(one.trials) for one in final),
     )
 
 
@@ -110,7 +124,7 @@ def _bearable(
         count, found = first_round(question, candidates, requests, seed)
         if requests is None and max(held(one) for one in found) >= HELD:
             count, found = _at_length(question, found, seed)
-        lighter = replace(question, workload=question.workload.lighter(_LOWER))
+        lighter = replace(question, workload=question.workload.lighter(LOWER))
         top = max(held(one) if requests is None else one.attainment for one in found)
         if top >= HELD:
             return question, count, found
@@ -163,20 +177,34 @@ def _at_length(question: Question, found: Sequence[Judged], seed: int) -> tuple[
 
 def choose(question: Question, found: Sequence[Judged], count: int) -> Judged:
     """The best, by the module's rule for equal ones. At least one. `count`: requests of a run."""
+    return max(equal(question, found, count), key=lambda one: (one.candidate.colocated, *preferred(one)))
+
+
+def preferred(one: Judged) -> tuple[float, float]:
+    """By what of equal ones is chosen: more room, then the earlier first token."""
+    return round(one.slack, 1), -one.mean("ttft")
+
+
+def _order(one: Judged) -> tuple[float, float]:
+    """Best first."""
+    return -one.score, -one.slack
+
+
+def equal(question: Question, found: Sequence[Judged], count: int) -> list[Judged]:
+    """Those that are as good as the best of them. `count`: requests of a run."""
     top = max(one.score for one in found)
     can = question.workload.rate if question.workload.rate is not None else top
-    equal = [one for one in found if one.score >= top - max(EQUAL, 1 / count) * can]
-    return max(equal, key=lambda one: (one.candidate.colocated, round(one.slack, 1), -one.mean("ttft")))
+    return [one for one in found if one.score >= top - max(EQUAL, 1 / count) * can]
 
 
 def _near(question: Question, found: Sequence[Judged]) -> list[Judged]:
-    ranked = sorted(found, key=lambda one: (-one.score, -one.slack))
+    ranked = sorted(found, key=_order)
     limit = (1 - NEAR) * ranked[0].score
     kept = [one for place, one in enumerate(ranked) if place < FEWEST or (one.score >= limit and place < MOST)]
     return kept + [one for one in ranked if one.candidate.colocated and one not in kept]
 
 
-def _more(question: Question, one: Judged, count: int, seed: int, seeds: int) -> Judged:
+def more(question: Question, one: Judged, count: int, seed: int, seeds: int) -> Judged:
     """With runs of `count` requests added up to so many; shorter ones are made anew."""
     trials = one.trials if one.requests == count else ()
     extra = [run(question, one.candidate, count, seed + place) for place in range(len(trials), seeds)]

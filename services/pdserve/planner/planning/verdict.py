@@ -1,9 +1,8 @@
 """A plan's verdict in words: which way to take, whether the load is held there, and why. Pure."""
 
 from pdserve.bench.goodput import THRESHOLD
-from pdserve.planner.plain import number, seconds
+from pdserve.bench.report.words import number, seconds
 from pdserve.planner.planning.decision import Plan
-from pdserve.planner.planning.floors import KINDS
 from pdserve.planner.planning.interval import Interval
 from pdserve.planner.planning.screening import EQUAL, HELD
 from pdserve.planner.planning.trial import Judged
@@ -49,7 +48,7 @@ def _overload(plan: Plan) -> str:
 def reasons(plan: Plan) -> list[str]:
     """Why, where there is something to say."""
     best, opponent = plan.best, plan.opponent
-    said = [f"   A{KINDS[mode][1:]} is out: {'; '.join(words)}." for mode, words in plan.impossible.items()]
+    said = [f"   A{kind.words[1:]} is out: {'; '.join(words)}." for kind, words in plan.impossible.items()]
     if opponent is None:
         if best.candidate.colocated and not plan.impossible and not plan.lacks:
             said.append("   A split takes two engines at least.")
@@ -98,7 +97,7 @@ def lighter(plan: Plan) -> list[str]:
     """That another load than the one asked for is planned for, and why that one is too much."""
     if plan.asked == plan.question.workload:
         return []
-    floor = plan.floors[plan.best.candidate.mode]
+    floor = plan.floors[plan.best.candidate.kind]
     if tight := floor.tight(plan.question.slo):
         why = "; ".join(tight)
     else:

@@ -1,17 +1,22 @@
 """A plan in words and as a table. Pure."""
 
+import textwrap
+from dataclasses import dataclass
+
 from pdserve.bench.goodput import THRESHOLD
+from pdserve.bench.report.words import joined, number, objective, seconds
 from pdserve.bench.slo import Slo
-from pdserve.planner.plain import number, seconds
+from pdserve.bench.words import table as aligned
+from pdserve.planner.planning import check
 from pdserve.planner.planning.candidates import Candidate, takes
+from pdserve.planner.planning.changes import changes
 from pdserve.planner.planning.decision import Plan
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
 from pdserve.planner.planning.length import NEARLY, SPANS
 from pdserve.planner.planning.screening import EQUAL
-from pdserve.planner.planning.switches import Switch
 from pdserve.planner.planning.trial import Judged
-from pdserve.planner.planning.verdict import answer, lighter, load, rate, ratio, reasons
+from pdserve.planner.planning.verdict import answer, lighter, load, percent, rate, ratio, reasons
 from pdserve.planner.planning.workload import Workload
 
 _FALLS = 0.05
@@ -34,16 +39,48 @@ _OF_SLO = ("attainment", "95 % of runs", "missed TTFT", "missed ITL")
 """Columns that say nothing where there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A piece of a report."""
+
+    text: str
+    """One sentence or a few."""
+    items: tuple[str, ...] = ()
+    """A list below it."""
+    code: str = ""
+    """A command below it."""
+
+    def __str__(self) -> str:
+        return "\n".join((self.text, *(f"  - {item}" for item in self.items), *([f"  {self.code}"] * bool(self.code))))
+
+
 def report(plan: Plan) -> str:
-    """All of it, in paragraphs of one sentence or a few."""
-    parts = [question(plan), *lighter(plan), answer(plan), *reasons(plan), _aligned(plan)]
-    parts += [*_goodput(plan), *_binding(plan), *_switches(plan), *_cost(plan), how(plan)]
-    return "\n".join(part for part in parts if part)
+    """All of it."""
+    names, *ways = table(plan)
+    shown = textwrap.indent(aligned(names, ways), "  ")
+    return "\n".join([*before(plan), f"\n{shown}\n", *map(str, after(plan))])
+
+
+def before(plan: Plan) -> list[str]:
+    """What was asked, the answer and why: above the table."""
+    return [question(plan), *lighter(plan), answer(plan), *reasons(plan)]
+
+
+def after(plan: Plan) -> list[Paragraph]:
+    """What else there is to say: below the table."""
+    said = [*_goodput(plan), *_present(plan), *_binding(plan)]
+    found = [Paragraph(text) for text in said]
+    if plan.searched is not None:
+        found.append(Paragraph(*changes(plan.searched, plan.best.candidate)))
+    found += [Paragraph(text) for text in _cost(plan)]
+    found.append(Paragraph(f"To check it, with {check.engines(plan)} ready:", code=check.command(plan)))
+    return [*found, Paragraph(how(plan))]
 
 
 def question(plan: Plan) -> str:
     """What was asked."""
-    where = f"profile {plan.question.profile.name}{_idle(plan)}"
+    names = [profile.name for profile in plan.question.profile.family]
+    where = f"profile{'s' * (len(names) > 1)} {joined(names)}{_idle(plan)}"
     return f"{plan.budget} ({where}): {workload(plan.asked)}; {objectives(plan.question.slo)}."
 
 
@@ -52,7 +89,7 @@ def _idle(plan: Plan) -> str:
     if not plan.idle:
         return ""
     verb = "is" if plan.idle == 1 else "are"
-    return f"; {plan.idle} of them {verb} idle, {takes(plan.question.profile)}"
+    return f"; {plan.idle} of them {verb} idle, {takes(plan.question.profile.named(plan.best.candidate.profile))}"
 
 
 def workload(of: Workload) -> str:
@@ -72,7 +109,7 @@ def objectives(slo: Slo) -> str:
     """Such as `TTFT within 1 s, P99 ITL within 50 ms`."""
     names = {"p99": "P99 ITL", "mean": "mean ITL", "max": "longest ITL"}
     pairs = (("TTFT", slo.ttft), (names[slo.itl_of], slo.itl), ("TPOT", slo.tpot), ("E2E", slo.e2e))
-    said = [f"{name} within {seconds(value)}" for name, value in pairs if value is not None]
+    said = [f"{name} within {objective(value)}" for name, value in pairs if value is not None]
     return ", ".join(said) or "no SLO: most requests a second"
 
 
@@ -105,26 +142,28 @@ def _row(one: Judged, known: dict[Candidate, Interval]) -> tuple[str, ...]:
     )
 
 
-def _aligned(plan: Plan) -> str:
-    lines = table(plan)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    made = []
-    for line in lines:
-        cells = [
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        made.append("  " + "  ".join(cells).rstrip())
-    made.insert(1, "  " + "  ".join("-" * width for width in widths))
-    return "\n" + "\n".join(made) + "\n"
-
-
 def _goodput(plan: Plan) -> list[str]:
-    found = [(plan.best, plan.sought), (plan.opponent, plan.opponent_sought)]
-    said = [_rate(one.candidate, value) for one, value in found if one is not None and value is not None]
-    if not said:
+    if not plan.goodputs:
         return []
+    said = [_rate(way, found) for way, found in plan.goodputs.items()]
     return [f"Goodput ({THRESHOLD:.0%} attainment): {'; '.join(said)}.{ratio(plan)}"]
+
+
+def _present(plan: Plan) -> list[str]:
+    now = plan.present
+    if now is None:
+        return []
+    if now.judged is None:
+        return [f"Runs now: {now.layout.label}. It cannot be judged: {now.why}."]
+    if plan.question.slo.empty:
+        said = f"{number(now.judged.score)} req/s"
+    else:
+        said = f"{percent(now.attainment)} of the requests meet every objective at {load(plan.asked)}"
+    if now.sought is not None:
+        value = now.sought.value
+        said += f", goodput {rate(value) if value is not None else f'not found, {now.sought.why}'}"
+    best = "the best" if now.layout == plan.best.candidate else f"{plan.best.candidate.label} is better or as good"
+    return [f"Runs now: {now.layout.label}, {said}; {best}."]
 
 
 def _rate(candidate: Candidate, found: Goodput) -> str:
@@ -150,27 +189,6 @@ def _binding(plan: Plan) -> list[str]:
     return [f"Binds: {'; '.join(said)}."]
 
 
-def _switches(plan: Plan) -> list[str]:
-    if not plan.switches:
-        return []
-    lines = [f"Would change the answer, one figure alone ({plan.best.candidate.shape} now):"]
-    return lines + [f"  - {switch_words(switch)}" for switch in plan.switches]
-
-
-def switch_words(switch: Switch) -> str:
-    """Such as `rate above 6.1 to 6.4 req/s (now 4): 2P:2D`."""
-    way = "above" if switch.other > switch.now else "below"
-    unit = f" {switch.unit}" if switch.unit else ""
-    to = "not half of the requests are good in any way" if switch.to is None else _named(switch.to)
-    return (
-        f"{switch.what} {way} {number(switch.still)} to {number(switch.other)}{unit} (now {number(switch.now)}): {to}"
-    )
-
-
-def _named(candidate: Candidate) -> str:
-    return candidate.shape if not candidate.colocated else f"do not split, {candidate.shape}"
-
-
 def _cost(plan: Plan) -> list[str]:
     if plan.cost is None:
         return []
@@ -188,7 +206,8 @@ def how(plan: Plan) -> str:
     last = of.seed + len(plan.best.trials) - 1
     return (
         f"Simulated: runs of {of.count} requests, seeds {of.seed} to {last}; in brackets, where one more run of "
-        f"{of.count} requests falls with 95 %. Ways within {EQUAL:.0%} are equal; of equal ones colocated is taken."
+        f"{of.count} requests falls with 95 %. Ways within {EQUAL:.0%} are equal: of those colocated is taken, "
+        f"and of splits the one with the most {'goodput' if plan.goodputs else 'room'}."
         f"{_length(plan)}"
     )
 

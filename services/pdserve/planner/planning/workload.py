@@ -23,6 +23,8 @@ class Trace:
     """When each was sent, seconds from 0, ascending."""
     jobs: tuple[Job, ...]
     """What it asked for."""
+    file: str = ""
+    """Where it was read from; empty: nowhere."""
 
     @property
     def rate(self) -> float:
@@ -154,8 +156,8 @@ class Workload:
         return max(1, round(output * self.scale))
 
 
-def of_trace(times: Sequence[float], asks: Sequence[Ask], rate: float | None = None) -> Workload:
-    """A recorded trace as `pdserve.bench.workload.files.read_trace` has it; `rate` None: its own.
+def of_trace(times: Sequence[float], asks: Sequence[Ask], rate: float | None = None, file: str = "") -> Workload:
+    """A recorded trace as `pdserve.bench.workload.files.read_trace` has it, from `file`; `rate` None: its own.
 
     What a prompt shares with earlier ones, from its beginning on, counts as found: a cache that forgets nothing and
     that all engines share.
@@ -176,7 +178,7 @@ def of_trace(times: Sequence[float], asks: Sequence[Ask], rate: float | None = N
         jobs.append(_job(ask, min(hit, prompt)))
     if len(jobs) < 2:
         raise ConfigError("a trace of one request has no rate: give it at least two")
-    trace = Trace(tuple(times), tuple(jobs))
+    trace = Trace(tuple(times), tuple(jobs), file)
     prompts, outputs = ([getattr(job, name) for job in jobs] for name in ("prompt", "output"))
     hits = sum(job.hit for job in jobs) / sum(prompts)
     return Workload(
