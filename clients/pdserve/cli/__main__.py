@@ -27,6 +27,7 @@ COMMANDS = {
     "profile": ("pdserve.planner.profile_command", "measure a running deployment, for `pdserve plan`"),
     "plan": ("pdserve.planner.plan_command", "say whether and how to split a number of engines, for a workload"),
     "demo": ("pdserve.cli.demo", "show that a split answer is the one a single engine gives"),
+    "doctor": ("pdserve.cli.doctor", "say whether this host can run a deployment, and what to do where it cannot"),
     "model": ("pdserve.cli.model", "fetch a small model to try things with"),
 }
 

@@ -38,6 +38,8 @@ def describe(answer: kvd_pb2.DescribeResponse, target: str) -> str:
     ]
     header = ("region", "kind", "size", "blocks", "free", "leased", "in flight", "quarantined")
     parts.append(text.table(header, regions, left=2))
+    if answer.peer_address:
+        parts.append(_peers(answer))
     ended = {k.removeprefix("ended."): n for k, n in answer.transfers.items() if k.startswith("ended.")}
     open_ = {k: n for k, n in answer.transfers.items() if k.startswith(("producer.", "consumer."))}
     facts = (
@@ -142,6 +144,22 @@ def _participants(members: Iterable[kvd_pb2.EngineParticipant]) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _peers(answer: kvd_pb2.DescribeResponse) -> str:
+    rows = [
+        (
+            peer.address or peer.node,
+            peer.kvd_epoch[:_ID] or "?",
+            peer.state,
+            *(str(count) for count in (peer.engines, peer.operations, peer.relayed)),
+            f"{peer.clock_ahead_seconds:+.3f} s ± {text.milliseconds(peer.clock_uncertainty_seconds)} ms",
+        )
+        for peer in answer.peers
+    ]
+    header = ("peer", "epoch", "state", "engines", "copies there", "accepts there", "its clock")
+    lost = f"; {answer.peers_lost} links lost so far" if answer.peers_lost else ""
+    return f"peers reach it at {answer.peer_address}{lost}\n{text.table(header, rows, left=3)}"
 
 
 def _fences(fences: kvd_pb2.Fences) -> str:
