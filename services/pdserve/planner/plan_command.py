@@ -174,6 +174,8 @@ def _watch(args: argparse.Namespace, profile: "Profile", slo: "Slo", settings: "
     # What no window can mend is refused before the first one.
     for one in profile.family:
         check_profile(one, settings)
+    if profile.siblings and args.gpus is None:
+        raise ConfigError("engines of several profiles differ in size: say how many accelerators with --gpus")
     if slo.empty:
         raise ConfigError("at a given rate and without an SLO every way is as good: give an SLO")
 

@@ -102,7 +102,8 @@ class Registration:
                         self._answered((await self._socket.recv_multipart())[-1])
 
     async def announce(self, state: State) -> None:
-        """Tells the proxy at once, where it is there; every later beat says the same. Without a proxy: 0.25 s."""
+        """Tells the proxy, as soon as there is room and for at most 0.25 s: a proxy that is away hears nothing. Every
+        later beat says the same."""
         self._state = state
         await self._beat(_ANNOUNCE_S)
 

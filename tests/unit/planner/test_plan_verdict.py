@@ -9,12 +9,13 @@ from pdserve.bench.report.words import number, seconds
 from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning import figure, page, verdict, words
-from pdserve.planner.planning.candidates import Budget, Kind, candidates
+from pdserve.planner.planning.candidates import Budget, Candidate, Kind, candidates
 from pdserve.planner.planning.decision import Plan, Settings, decide
 from pdserve.planner.planning.document import document
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
-from pdserve.planner.planning.trial import Question
+from pdserve.planner.planning.present import Present
+from pdserve.planner.planning.trial import Judged, Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile import RoleProfile
 from pdserve.planner.profile_file import load
@@ -193,3 +194,42 @@ def test_numbers_have_no_exponent(value: float, said: str) -> None:
 def test_long_times_are_plain() -> None:
     """Milliseconds below a second, seconds above, however many."""
     assert [seconds(value) for value in (0.0214, 1.0, 2754.3)] == ["21.4 ms", "1.00 s", "2754 s"]
+
+
+@pytest.mark.parametrize(
+    ("worth", "said"),
+    [
+        (0.5, "2 colocated is better or as good."),
+        (1.0, "2 colocated is better or as good."),
+        (2.0, "better than 2 colocated, the best of the ways that were weighed."),
+    ],
+)
+def test_what_runs_now_is_compared_with_the_best(worth: float, said: str) -> None:
+    """By their scores at one load: a layout that was not weighed may be the better one, and then it is not said to be
+    the worse. Where the plan is for a lower load the two are not compared."""
+    plan = of()
+    assert plan.best.candidate.label == "2 colocated"
+    layout = Candidate(Mode.READ, 1, 1, 1)
+    trials = tuple(replace(one, score=worth * one.score) for one in plan.best.trials)
+    runs = replace(plan, present=Present(layout, Judged(layout, trials), plan.attainment, None))
+    assert _runs_now(runs).endswith(f"; {said}")
+    lowered = replace(runs, asked=plan.asked.at(2.0))
+    assert _runs_now(lowered).endswith("; 2 colocated is the best at 1 req/s.")
+
+
+def _runs_now(plan: Plan) -> str:
+    (line,) = (one.text for one in words.after(plan) if one.text.startswith("Runs now: "))
+    print(line)
+    return line
+
+
+def test_profile_is_called_by_its_own_name() -> None:
+    """Also where a sentence begins with the way that is named after it."""
+    mine = replace(load("mi300x"), name="Mine-A", siblings=(replace(load("mi300x"), name="Mine-B"),))
+    workload = Workload(Span(2000, 2000), Span(200, 200), rate=4.0)
+    plan = decide(Question(mine, workload, Slo(ttft=1.0, itl=0.05)), Budget(gpus=8), QUICK)
+    assert plan.opponent is not None
+    assert not plan.best.candidate.colocated
+    said = " ".join(verdict.reasons(plan))
+    print(said)
+    assert f" {plan.opponent.candidate.shape} come to " in said

@@ -227,3 +227,10 @@ def test_present_layout_that_the_profile_does_not_know(
     assert found["present"]["label"] == "1P:1D WRITE"
     assert "has no numbers for prefill and decode engines" in found["present"]["not_judged"]
     assert "It cannot be judged: " in found["words"]
+
+
+def test_watch_with_two_sizes_needs_accelerators(capsys: pytest.CaptureFixture[str]) -> None:
+    """No window could mend that: it is refused before the first, without a word to the proxy."""
+    flags = ["--profile", "mi300x", "--profile", "mi300x-tp8", "--watch", "http://127.0.0.1:1", "--slo-ttft", "1"]
+    assert main(["plan", *flags]) == 1
+    assert "say how many accelerators with --gpus" in capsys.readouterr().err

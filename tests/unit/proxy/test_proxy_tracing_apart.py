@@ -22,6 +22,7 @@ from pdserve.proxy.tracing.child import NICE
 from pdserve.proxy.tracing.spans import spans_of
 from pdserve.proxy.tracing.wire import LARGEST, pack
 from pdserve.proxy.types import Mode
+from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.log import LogFormat, LogLevel
 from pdserve.runtime.telemetry.span import Counts
@@ -227,6 +228,17 @@ async def test_one_that_cannot_be_started_harms_nobody() -> None:
     tried = [line for line in lines if line["event"] == "traces_process_ended"]
     assert all(line["how"].startswith("not started: No such file") for line in tried)
     assert [line["again_in"] for line in tried[:2]] == [0.1, 0.2]
+
+
+async def test_a_wrong_variable_is_found_behind_a_first_death(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A first process that died before it could read its variables does not turn them into something to be tried for
+    ever."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    once = ["sh", "-c", 'mkdir "$0" && exit 1; exec "$@"', str(tmp_path / "died"), *COMMAND]
+    async with Apart(once, At()) as apart:
+        with pytest.raises(ConfigError, match="soon"):
+            await asyncio.wait_for(apart.failed(), 30)
+        assert not apart.ready
 
 
 # -- what it is ---------------------------------------------------------------------------------

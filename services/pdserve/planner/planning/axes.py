@@ -112,7 +112,7 @@ def _longest(question: Question) -> float:
     rooms = [role.spec.kv_tokens for one in profile.family for role in one.roles.values()]
     rooms += [one.max_model_len for one in profile.family if one.max_model_len is not None]
     now = float(workload.typical.output)
-    factor = max(1.0, min(_LONGEST, min(rooms) / workload.longest))
+    factor = max(1.0, min(_LONGEST, workload.stretch(min(rooms))))
     return float(max(now, math.floor(now * factor)))
 
 

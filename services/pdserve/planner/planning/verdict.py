@@ -55,7 +55,7 @@ def reasons(plan: Plan) -> list[str]:
         return said
     if not best.candidate.colocated:
         why = _worst(opponent)
-        return [*said, f"   {opponent.candidate.shape.capitalize()} come to {_of_opponent(plan, opponent)}{why}."]
+        return [*said, f"   {opponent.candidate.shape} come to {_of_opponent(plan, opponent)}{why}."]
     if _as_good(plan, opponent):
         said.append(
             f"   At this load colocated engines do as well as the best split, {opponent.candidate.label} "

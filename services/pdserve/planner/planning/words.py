@@ -162,8 +162,19 @@ def _present(plan: Plan) -> list[str]:
     if now.sought is not None:
         value = now.sought.value
         said += f", goodput {rate(value) if value is not None else f'not found, {now.sought.why}'}"
-    best = "the best" if now.layout == plan.best.candidate else f"{plan.best.candidate.label} is better or as good"
-    return [f"Runs now: {now.layout.label}, {said}; {best}."]
+    return [f"Runs now: {now.layout.label}, {said}; {_beside(plan, now.layout, now.judged)}."]
+
+
+def _beside(plan: Plan, layout: Candidate, runs: Judged) -> str:
+    """How what runs now stands to the chosen way. It may be none of those that were weighed, and better than them."""
+    best, planned = plan.best, plan.question.workload
+    if layout == best.candidate:
+        return "the best"
+    if plan.asked != planned:  # the two were judged at different loads
+        return f"{best.candidate.label} is the best at {load(planned)}"
+    if runs.score - best.score > EQUAL * (planned.rate or best.score):
+        return f"better than {best.candidate.label}, the best of the ways that were weighed"
+    return f"{best.candidate.label} is better or as good"
 
 
 def _rate(candidate: Candidate, found: Goodput) -> str:

@@ -92,6 +92,12 @@ class Workload:
             return max(job.prompt + self._scaled(job.output) for job in self.trace.jobs)
         return self.prompt.high + self.output.high
 
+    def stretch(self, room: int) -> float:
+        """How many times as long answers may be, for each request to fit into `room` tokens with its prompt."""
+        if self.trace is not None:
+            return min((room - job.prompt) / (job.output * self.scale) for job in self.trace.jobs)
+        return (room - self.prompt.high) / self.output.high
+
     @property
     def typical(self) -> Job:
         """A request of mean lengths."""

@@ -55,6 +55,8 @@ class Apart:
         self._over = asyncio.Event()
         """The process that was told to end has ended."""
         self._closed = False
+        self._able = False
+        """One has been there to draw: what the next refuses is no fault of the configuration."""
         self._past = Counts(0, 0, 0)
         """Of the processes before this one, and of those that none has drawn."""
         self._dropped_at = -math.inf
@@ -95,8 +97,8 @@ class Apart:
 
     @property
     def ready(self) -> bool:
-        """It has begun to draw."""
-        return self._process is not None and self._process.ready
+        """It is there to draw."""
+        return self._process is not None and self._process.able
 
     @property
     def unread(self) -> int:
@@ -130,16 +132,15 @@ class Apart:
 
     async def _run(self) -> None:
         """One process after the other."""
-        pause, first = _SHORTEST_S, True
+        pause = _SHORTEST_S
         while True:
             begun = self._clock.monotonic()
             how, refused, lost = await self._live()
             if self._closed:
                 self._over.set()
                 await asyncio.Event().wait()  # for aclose, which ends this task
-            if refused and first:
+            if refused and not self._able:
                 raise ConfigError(f"OTEL_EXPORTER_OTLP_...: {refused}")
-            first = False
             if self._clock.monotonic() - begun > _WELL_S:
                 pause = _SHORTEST_S
             log.warning("traces_process_ended", how=refused or how, lost=lost, again_in=pause)
@@ -156,6 +157,7 @@ class Apart:
             status = await process.ended()
         finally:
             self._process = None
+            self._able = self._able or process.able
             said = _sum(self._past, process.report)
             self._past = replace(said, failed=said.failed + process.owed)
         how = f"by signal {-status}" if status < 0 else f"with status {status}"

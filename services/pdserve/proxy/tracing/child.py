@@ -84,8 +84,8 @@ class Drawer:
             except BlockingIOError:
                 self._loop.call_later(PAUSE, self._listen)
                 break
-            except OSError:  # the proxy was killed with a report of ours unread
-                parcel = b""
+            except ConnectionResetError:
+                continue  # said once, where the proxy was killed with a report of ours unread: its records come after
             if not parcel:
                 self._over.set()
                 break

@@ -66,6 +66,11 @@ class Process:
         return self._process.pid
 
     @property
+    def able(self) -> bool:
+        """It has said that it is there, and not that it cannot draw."""
+        return self.ready and not self.report.refused
+
+    @property
     def unread(self) -> int:
         """Records that it has been given and is not through with."""
         return len(self._owed)
@@ -131,6 +136,10 @@ class Process:
 
     def _take(self, report: Report) -> None:
         self.report, self.ready = report, True
+        if report.drawn - self._through > len(self._owed):
+            log.error("traces_not_understood", error=f"{report.drawn} drawn of {self._through + len(self._owed)}")
+            self.kill()
+            return
         for _ in range(report.drawn - self._through):
             self._owed.popleft()
         self._through = report.drawn
