@@ -5,10 +5,10 @@ BIN := .venv/bin
 # Most tests wait for something most of the time: three at once are about twice as fast on two cores.
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
-.PHONY: help setup demo test lint types unit sim matrix page e2e bench protos format clean
+.PHONY: help setup demo test test-compose test-two-nodes lint types unit sim matrix page e2e bench protos format clean
 
 help: ## what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: ## the virtual environment, once
 	@scripts/setup.sh
@@ -17,6 +17,9 @@ demo: setup ## a real model answers through two engines, checked against one
 	@$(BIN)/pdserve demo
 
 test: lint types unit sim matrix page e2e ## everything, fast things first
+
+test-compose: setup ## deploy/compose in a container engine of its own: needs root, docker.io, mmdebstrap and iptables
+	@$(BIN)/python -m tests.compose
 
 lint: setup ## format, lint, import contracts, protos
 	@echo "== lint"
@@ -48,6 +51,10 @@ page: setup ## the page of `pdserve traces` in headless Chromium
 e2e: setup ## the whole path on vLLM
 	@echo "== vLLM on CPU"
 	@$(BIN)/pytest -q tests/e2e
+
+test-two-nodes: setup ## two network namespaces and what happens to the link between, as root
+	@echo "== two nodes"
+	@$(BIN)/pytest -q tests/two_nodes
 
 bench: setup ## what kvd costs: ratios measured in one run
 	@$(BIN)/python -m pdserve.kvd.bench

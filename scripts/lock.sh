@@ -5,6 +5,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 torch=()
 [ -n "${UV_FIND_LINKS:-}" ] || torch=(--torch-backend cpu)
-uv pip compile pyproject.toml --extra cpu --extra demo --extra plan --group dev --group gen \
+uv pip compile pyproject.toml --extra cpu --extra demo --extra plan --extra nixl --group dev --group gen \
   --override requirements/overrides.txt --python-version 3.11 "${torch[@]}" \
   --no-header --no-emit-find-links --no-emit-index-url --output-file requirements/dev.lock "$@"

@@ -8,6 +8,9 @@
 (3) where vLLM is installed, what the connector costs a running engine: engine.vllm.bench, as a
     process of its own.
 (4) --load, alone: the daemon under load, see bench_load.
+(5) transports: GB/s of each over block size, nixl beside nixl used directly, see bench_transports;
+    alone with --transports.
+(6) --transport gpu_ipc, alone: device memory of another process, see bench_gpu.
 """
 
 import argparse
@@ -29,6 +32,7 @@ import numpy as np
 
 from pdserve.kvd.bench_load import Load, load
 from pdserve.kvd.bench_result import Result, line
+from pdserve.kvd.bench_transports import transport_table
 from pdserve.kvd.client import Accept, Offer
 from pdserve.kvd.plan import make_plan
 from pdserve.kvd.testing import FakeEngine, kvd_process, plain_layout
@@ -36,6 +40,7 @@ from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.port import MappedRegion
 from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.types import MemoryKind, Mode, RegionKey
+from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.log import LogLevel, setup
 
 __all__ = ["Result", "line"]  # engine.vllm.bench prints the same lines
@@ -139,6 +144,7 @@ async def run(repeats: int, transfers: int, seed: int) -> list[Result]:
         await copy_ratio(16 << 10, repeats, seed, target=0.7),
         await copy_ratio(64 << 10, repeats, seed, target=0.9),
         await empty_transfer(transfers, target_ms=2.0),
+        *await transport_table(repeats, seed),
     ]
 
 
@@ -185,7 +191,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--load-total", type=int, default=sizes.total, help=f"the rest of them as fast as it goes ({sizes.total})"
     )
+    parser.add_argument("--transport", choices=["gpu_ipc"], help="(6) alone; needs a CUDA or ROCm device")
+    parser.add_argument("--transports", action="store_true", help="(5) alone")
     args = parser.parse_args(argv)
+    if args.transport is not None:
+        from pdserve.kvd.bench_gpu import measure  # what only this needs
+
+        try:
+            return _print(asyncio.run(measure(args.repeats, args.seed)), as_json=args.json)
+        except ConfigError as error:
+            print(f"pdserve.kvd.bench: {error.message}", file=sys.stderr)
+            return 2
     if args.load:
         if args.engine is not None:
             parser.error("--load is a run of its own")
@@ -203,6 +219,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return engine_part(args.seed, as_json=args.json)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     setup("bench", level=LogLevel.WARNING)
+    if args.transports:
+        return _print(asyncio.run(transport_table(args.repeats, args.seed)), as_json=args.json)
     results = asyncio.run(run(args.repeats, args.transfers, args.seed))
     status = _print(results, as_json=args.json)
     if args.engine is None and vllm:

@@ -1,6 +1,6 @@
 """The shared state of the core: transfers by id, handles, what is over, deadlines, operations.
 
-Only `transfers`, `pairing` and `endings` touch it; everything they want done goes to `out`.
+Only the parts of `transfers` touch it; everything they want done goes to `out`.
 """
 
 from collections import OrderedDict
@@ -18,6 +18,7 @@ from pdserve.kvd.progress import Progress
 from pdserve.kvd.registry import Registry
 from pdserve.kvd.states import ConsumerEvent, ProducerEvent, step_consumer, step_producer
 from pdserve.kvd.timers import Timers
+from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import BY_REASON
 
 Handle = tuple[str, str]
@@ -110,8 +111,8 @@ class Book:
         while len(self.tombs) > self.limits.max_remembered:
             self.tombs.popitem(last=False)
 
-    def end_handle(self, engine_id: str, end: End) -> None:
-        """Sends a handle's one terminal event and remembers that it had it."""
+    def end_handle(self, engine_id: str, end: End, mode: Mode | None = None) -> None:
+        """Sends a handle's one terminal event and remembers that it had it. `mode`: of a transfer that is not here."""
         key = (engine_id, end.handle)
         known = self.handles.pop(key, None)
         if self.orphans.pop(key, None) is not None:  # its begin was refused
@@ -122,7 +123,7 @@ class Book:
         # A reason that a client made up must not grow the table.
         word = end.reason if end.reason in BY_REASON else end.outcome.value
         self.ended[word] = self.ended.get(word, 0) + 1
-        self.out.append(Tell(engine_id, end, mode=known[0].mode if known else None))
+        self.out.append(Tell(engine_id, end, mode=known[0].mode if known else mode))
 
     def fenced(self, engine_id: str, handle: str, attempt: int) -> None:
         """Tells an engine that an attempt is fenced."""

@@ -114,6 +114,7 @@ def encode_welcome(welcome: Welcome) -> kvd_pb2.AttachResponse:
             lease_ms=round(welcome.lease_s * 1000),
             renew_ms=round(welcome.renew_s * 1000),
             fence_ms=round(welcome.fence_s * 1000),
+            peer_address=welcome.peer_address,
         )
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from pdserve.kvd.limits import Limits
+from pdserve.kvd.peers.config import NO_PEERS, PeerConfig
 from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.config import INSECURE_KEY, NO_METRICS, ClusterKey, MetricsConfig, check_socket_path
 
@@ -18,6 +19,17 @@ class TransportName(enum.Enum):
 
     SHM = "shm"
     SIM = "sim"
+    NIXL = "nixl"
+    GPU_IPC = "gpu_ipc"
+
+
+class GpuCopy(enum.Enum):
+    """Ways to copy within and between devices of a node."""
+
+    KERNEL = "kernel"
+    """One launch of a gather/scatter kernel for many runs: fast, on the multiprocessors."""
+    ENGINES = "engines"
+    """One batch for the copy engines (CUDA 13), which is to leave the multiprocessors free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,27 @@ class SimConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NixlConfig:
+    """The reads from other nodes over nixl."""
+
+    tls: str = ""
+    """UCX_TLS of the nixl processes: the transports that UCX may use, as "tcp"; UCX's choice where empty."""
+    net_devices: str = ""
+    """UCX_NET_DEVICES of the nixl processes: the devices that UCX may use, as "eth0"; all where empty."""
+    poll: float = 0.01
+    """Seconds between the looks of the serving process's thread, which events wake as well; at least a thousandth."""
+    stall: float = 5.0
+    """Seconds without a byte from a peer until its copies fail and the process that reads from it is ended."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that cannot work."""
+        if not self.poll >= 0.001:
+            raise ConfigError(f"nixl poll must be at least 0.001 s, not {self.poll}: below, its thread never sleeps")
+        if not self.stall > 0:
+            raise ConfigError(f"nixl stall must be above 0, not {self.stall}")
+
+
+@dataclass(frozen=True, slots=True)
 class KvdConfig:
     """The daemon of a node."""
 
@@ -44,9 +77,14 @@ class KvdConfig:
     socket: Path | None = None
     """Unix socket of its gRPC services; kvd.sock in the state folder where not given."""
     transport: TransportName = TransportName.SHM
-    """How bytes move: shm copies between mappings, sim adds the bandwidth and delay of --sim-*."""
+    """How bytes move: shm copies between mappings, sim adds the bandwidth and delay of --sim-*, nixl is shm with
+    nixl to other nodes, gpu_ipc is shm with copies between memory of this node's devices."""
     sim: SimConfig = SimConfig()
     """The link of transport sim."""
+    nixl: NixlConfig = NixlConfig()
+    """The reads of transport nixl."""
+    gpu_copy: GpuCopy = GpuCopy.KERNEL
+    """How transport gpu_ipc copies: kernel, or engines."""
     limits: Limits = field(default_factory=Limits)
     """Deadlines and bounds of transfers."""
     cluster_key: ClusterKey = field(default_factory=lambda: ClusterKey(INSECURE_KEY, given=False))
@@ -58,7 +96,11 @@ class KvdConfig:
     drain: float = 30.0
     """Seconds that the first SIGTERM waits for open transfers."""
     metrics: MetricsConfig = NO_METRICS
-    """Where Prometheus may ask. The only TCP port that it ever opens."""
+    """Where Prometheus may ask."""
+    peer: PeerConfig = NO_PEERS
+    """Other nodes' daemons."""
+    insecure: bool = False
+    """Talks to peers in clear, without TLS, beyond this host; said in the log at every start."""
     max_backlog: int = 65_536
     """Messages that wait for one participant; one that does not read them is disconnected."""
 
@@ -70,6 +112,7 @@ class KvdConfig:
         if self.drain < 0:
             raise ConfigError(f"drain must not be below 0: {self.drain}")
         self.metrics.check(self.cluster_key)
+        self.peer.check(self.cluster_key, insecure=self.insecure)
         for path in (self.grpc_socket, self.memory_socket, self.notice_socket):
             check_socket_path(path)
 

@@ -22,6 +22,8 @@ class Source:
     engine_id: str
     mode: Mode
     identity: Identity
+    kvd_address: str = ""
+    """Where its daemon is: HOST:PORT for other nodes, else a socket of its own."""
 
 
 class Consuming:

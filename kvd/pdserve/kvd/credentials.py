@@ -28,12 +28,13 @@ def source_of(signer: Signer, accept: Accept, unix_now: float) -> Source:
             raise TicketRefused(f"a ticket that this version does not read: {error}") from error
         if ticket.transfer_id != accept.transfer_id:
             raise TicketRefused("the ticket is another transfer's")
-        return Source(ticket.locator.engine_id, Mode.READ, ticket.locator.identity)
+        locator = ticket.locator
+        return Source(locator.engine_id, Mode.READ, locator.identity, locator.kvd_address)
     if accept.peer_locator:
         payload = signer.verify(Kind.LOCATOR, accept.peer_locator, unix_now)
         try:
             locator = _locator.decode(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise TicketRefused(f"a locator that this version does not read: {error}") from error
-        return Source(locator.engine_id, Mode.WRITE, locator.identity)
+        return Source(locator.engine_id, Mode.WRITE, locator.identity, locator.kvd_address)
     raise InvalidRequest("an accept without ticket and locator")

@@ -38,8 +38,7 @@ class Intake:
         if not 0 < len(handle) <= MAX_HANDLE:
             raise InvalidRequest(f"a handle of {len(handle)} characters; 1 to {MAX_HANDLE}")
         key = (engine_id, handle)
-        if (end := self._book.ended_handles.get(key)) is not None:
-            self._book.out.append(Tell(engine_id, end, again=True))
+        if self.tell_again(engine_id, handle):
             return "over"
         found = self._book.handles.get(key)
         if found is None:
@@ -49,17 +48,24 @@ class Intake:
             raise InvalidRequest(f"handle {handle} is in use for another end")
         return "live"
 
+    def tell_again(self, engine_id: str, handle: str) -> bool:
+        """Tells the end of a handle again, where it has had one; whether it has."""
+        end = self._book.ended_handles.get((engine_id, handle))
+        if end is not None:
+            self._book.out.append(Tell(engine_id, end, again=True))
+        return end is not None
+
     def lives(self, engine_id: str) -> bool:
         """Whether an engine is here and has not ended."""
         entry = self._book.registry.get(engine_id)
         return entry is not None and not entry.ended
 
-    def no_room(self) -> Stop | None:
-        """Why no new transfer is taken; None when one is."""
+    def no_room(self, relayed: int = 0) -> Stop | None:
+        """Why no new transfer is taken, beside those whose book another daemon keeps; None when one is."""
         limits = self._book.limits
         if self.draining:
             return failed(Draining, "kvd takes no new transfers")
-        if len(self._book.transfers) >= limits.max_transfers or self._book.parked >= limits.max_parked:
+        if len(self._book.transfers) + relayed >= limits.max_transfers or self._book.parked >= limits.max_parked:
             return failed(Overloaded, "too many open transfers")
         return None
 

@@ -9,7 +9,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 _BACKLOG: Final = 128
 _MAX_CONNECTIONS: Final = 4096
 
-Register = Callable[[RegisterRegion, int], None]
-"""Maps a region; the descriptor stays the caller's. Raises PdserveError to refuse."""
+Register = Callable[[RegisterRegion, Sequence[int]], Awaitable[None]]
+"""Maps a region; the descriptors stay the caller's. Raises PdserveError to refuse."""
 Gone = Callable[[str, int], None]
 """The connection of this engine's rank has ended."""
 
@@ -33,14 +33,26 @@ Gone = Callable[[str, int], None]
 class MemorySocket:
     """Listens at a path, on the running event loop. `register` and `gone` are called on it."""
 
-    def __init__(self, path: Path, register: Register, gone: Gone, hello_timeout: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        register: Register,
+        gone: Gone,
+        hello_timeout: float,
+        defect: Callable[[BaseException], None],
+    ) -> None:
+        """`hello_timeout`: seconds that a connection has for its region; `defect` is told of errors that only a
+        defect of kvd explains."""
         self._path = path
         self._register = register
         self._gone = gone
         self._hello_timeout = hello_timeout
+        self._defect = defect
         self._listener: socket.socket | None = None
         self._connections: dict[socket.socket, tuple[str, int] | None] = {}
         """Connection -> the rank that it is, once it has registered."""
+        self._taking: dict[socket.socket, asyncio.Task[None]] = {}
+        """Whose region is being mapped."""
 
     def start(self) -> None:
         """Begins to listen.
@@ -66,13 +78,23 @@ class MemorySocket:
         for connection in [c for c, rank in self._connections.items() if rank is not None and rank[0] == engine_id]:
             self._close(connection)
 
-    def close(self) -> None:
-        """Closes everything; safe twice."""
+    async def stop(self) -> None:
+        """Takes no more regions, and gives up those that are being mapped; what is connected stays so. Safe twice."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
             self._path.unlink(missing_ok=True)
+        for connection in [c for c, rank in self._connections.items() if rank is None and c not in self._taking]:
+            self._close(connection)
+        taking = list(self._taking.values())
+        for task in taking:
+            task.cancel()
+        if taking:
+            await asyncio.wait(taking)
+
+    def close(self) -> None:
+        """Closes what is connected, after `stop`; safe twice."""
         for connection in list(self._connections):
             self._close(connection)
 
@@ -93,7 +115,8 @@ class MemorySocket:
         loop.call_later(self._hello_timeout, self._silent, connection)
 
     def _silent(self, connection: socket.socket) -> None:
-        if connection in self._connections and self._connections[connection] is None:
+        silent = connection in self._connections and connection not in self._taking
+        if silent and self._connections[connection] is None:
             log.warning("memory_connection_silent", seconds=self._hello_timeout)
             self._close(connection)
 
@@ -108,38 +131,47 @@ class MemorySocket:
             log.info("memory_connection_broken", error=str(error))
             self._ended(connection)
             return
-        try:
-            if not data:
-                self._ended(connection)
-            elif self._connections[connection] is not None:
-                log.error("memory_connection_talks", rank=self._connections[connection])
-                self._ended(connection)
-            else:
-                self._take(connection, data, fds, flags)
-        finally:
-            for fd in fds:
-                os.close(fd)
+        if data and self._connections[connection] is None:
+            asyncio.get_running_loop().remove_reader(connection)  # what it says or does meanwhile is read after that
+            task = asyncio.create_task(self._take(connection, data, fds, flags))
+            self._taking[connection] = task
+            task.add_done_callback(lambda done: self._taken(connection, done))
+            return
+        for fd in fds:
+            os.close(fd)
+        if data:
+            log.error("memory_connection_talks", rank=self._connections[connection])
+        self._ended(connection)
 
-    def _take(self, connection: socket.socket, data: bytes, fds: list[int], flags: int) -> None:
+    async def _take(self, connection: socket.socket, data: bytes, fds: list[int], flags: int) -> None:
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) != 1:
-                raise InvalidRequest(
-                    f"a region is one message of at most {MAX_MESSAGE_BYTES} bytes with one descriptor"
-                )
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise InvalidRequest(f"a region is one message of at most {MAX_MESSAGE_BYTES} bytes")
             try:
                 message = decode_region(data)
             except ValueError as error:
                 raise InvalidRequest(f"not a region: {error}") from error
             failpoint_now(Point.KVD_MEMORY)
-            check_file(fds[0], message)
-            self._register(message, fds[0])
+            await self._register(message, fds)
         except PdserveError as error:
             log.warning("region_refused", reason=error.reason, error=error.message)
             self._answer(connection, RegisterReply(False, error.reason, error.message))
             self._close(connection)
             return
+        except BaseException:
+            self._close(connection)  # a defect, or the daemon stops: no answer
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
         self._connections[connection] = (message.engine_id, message.rank)
         self._answer(connection, RegisterReply(True))
+        asyncio.get_running_loop().add_reader(connection, self._readable, connection)
+
+    def _taken(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        del self._taking[connection]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._defect(error)
 
     def _answer(self, connection: socket.socket, reply: RegisterReply) -> None:
         try:

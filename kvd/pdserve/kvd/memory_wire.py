@@ -1,6 +1,7 @@
 """How a rank hands its memory to kvd: one message each way on a Unix SEQPACKET socket.
 
-    worker -> kvd   msgpack(RegisterRegion) + the memfd as SCM_RIGHTS (exactly one descriptor)
+    worker -> kvd   msgpack(RegisterRegion) + for host memory the memfd as SCM_RIGHTS (exactly one descriptor);
+                    device memory goes by the handles in the message, without a descriptor
     kvd -> worker   msgpack(RegisterReply)
 
 The connection then stays open and silent for the rank's life: its end is the rank's death. A
@@ -9,11 +10,12 @@ connect again. Helpers here are blocking; both ends' sockets keep a timeout.
 """
 
 import socket
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
 
-from pdserve.kvd.types import Layout
+from pdserve.kvd.types import DeviceMemory, Layout
 
 MAX_MESSAGE_BYTES: Final = 1 << 17
 
@@ -27,6 +29,8 @@ class RegisterRegion(msgspec.Struct, frozen=True):
     """Bytes of the region; the file has at least as many."""
     kind: Literal["host", "cuda", "rocm"]
     layout: Layout
+    device: DeviceMemory | None = None
+    """Where `kind` is not host."""
 
 
 class RegisterReply(msgspec.Struct, frozen=True):
@@ -58,9 +62,16 @@ def connect(path: str, timeout: float) -> socket.socket:
     return sock
 
 
-def send_region(sock: socket.socket, message: RegisterRegion, fd: int) -> None:
-    """Sends the region and its descriptor; the caller keeps its own descriptor."""
-    socket.send_fds(sock, [_encoder.encode(message)], [fd])
+def send_region(sock: socket.socket, message: RegisterRegion, fds: Sequence[int] = ()) -> None:
+    """Sends the region and its descriptor; the caller keeps its own descriptor.
+
+    Raises:
+        ValueError: a message that kvd would not read.
+    """
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a region of {len(data)} bytes in words; kvd reads at most {MAX_MESSAGE_BYTES}")
+    socket.send_fds(sock, [data], fds)
 
 
 def receive_reply(sock: socket.socket) -> RegisterReply:

@@ -7,6 +7,7 @@ from typing import Final
 
 from pdserve.kvd.client.messages import Participant
 from pdserve.kvd.node import Node
+from pdserve.kvd.peers.link import LinkState
 from pdserve.kvd.states import Consumer, Producer
 from pdserve.kvd.types import Mode
 from pdserve.runtime.telemetry import catalogue as c
@@ -24,7 +25,7 @@ _OPEN: Final = (
 def metrics_of(node: Node) -> Metrics:
     """The metrics of one daemon."""
     metrics = Metrics(names.KVD, c.KVD, node.counts.tally)
-    for reader in (_engines, _transfers, _fences, _rest):
+    for reader in (_engines, _transfers, _fences, _rest, _peers):
         metrics.read(partial(reader, node))
     return metrics
 
@@ -83,3 +84,11 @@ def _rest(node: Node) -> Iterator[Reading]:
     yield c.KVD_DEFECTS, (), node.defects
     yield c.KVD_COPIER, (node.mover.name,), 1
     yield c.KVD_DRAINING, (), node.transfers.draining
+
+
+def _peers(node: Node) -> Iterator[Reading]:
+    states = Counter(link.state for link in node.desk.links)
+    for state in LinkState:
+        yield c.KVD_PEERS, (state.value,), states[state]
+    yield c.KVD_PEERS_LOST, (), node.desk.lost
+    yield c.KVD_PEER_OPERATIONS, (), sum(node.desk.guests.carried_by(link) for link in node.desk.links)

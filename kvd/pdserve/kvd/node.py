@@ -7,43 +7,34 @@ the effects and sets the timer again.
 
 import asyncio
 import contextlib
-import logging
+import random
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 
 import structlog
 
 from pdserve.kvd.attachments import Attachments, Member
-from pdserve.kvd.client.messages import (
-    Accept,
-    Begin,
-    Cancel,
-    End,
-    Hello,
-    Offer,
-    Outcome,
-    Renew,
-    Request,
-    Retract,
-    Welcome,
-)
+from pdserve.kvd.carrying import Carrying
+from pdserve.kvd.client.messages import Hello, Request, Welcome
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.copier import Copier
 from pdserve.kvd.counts import Counts
-from pdserve.kvd.credentials import source_of
-from pdserve.kvd.effects import CancelOp, Effect, Note, Post, TearDown, Tell, Unmap
 from pdserve.kvd.leases import Leases
-from pdserve.kvd.memory import MemorySocket
-from pdserve.kvd.memory_wire import RegisterRegion
 from pdserve.kvd.notice_socket import NoticeSocket
 from pdserve.kvd.notices import Notice
-from pdserve.kvd.registry import Region, Registry
+from pdserve.kvd.peers.cards import Cards
+from pdserve.kvd.peers.desk import Desk
+from pdserve.kvd.peers.network import Network
+from pdserve.kvd.regions import Regions
+from pdserve.kvd.registry import Registry
+from pdserve.kvd.requests import Requests, source
 from pdserve.kvd.sessions import Sessions
 from pdserve.kvd.transfers import Transfers
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.make import MakeTransports, make_transports
 from pdserve.kvd.transport.port import MappedRegion, Moved
-from pdserve.kvd.types import MemoryKind, RegionKey
+from pdserve.kvd.types import RegionKey
 from pdserve.rpc.errors import ConfigError, Draining, InvalidRequest, PdserveError
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.signing import Signer
@@ -77,18 +68,49 @@ class Node:
         self.mover = self._arena.mover
         """How host memory is copied."""
         self.transports = tuple(transports(config, self._arena))
-        self.mapped: dict[RegionKey, MappedRegion] = {}
-        """The memory that is here."""
-        self._sessions = Sessions(self.transports, self.mapped.get)
+        self._regions = Regions(
+            config,
+            self.registry,
+            self._arena,
+            self.transports,
+            here=self._region_here,
+            gone=self._rank_gone,
+            defect=self.defect,
+        )
+        check = partial(source, self._signer, self._clock)
+        self.desk = Desk(self.epoch, self.transfers, config.peer.limits(config.grace), check, random.random)
+        self._requests = Requests(self.transfers, self.desk, check)
+        self._sessions = Sessions(self.transports, self.mapped.get, self.desk.guests.far)
         self._copier = Copier(self.registry, self._sessions, self._op_ended, self.defect)
-        self._memory = MemorySocket(config.memory_socket, self._register, self._rank_gone, config.hello_timeout)
+        cards = Cards(self.transports, lambda: self.mapped)
+        self.network = Network(
+            config.peer,
+            self.desk,
+            cards,
+            self._signer,
+            self._clock,
+            epoch=self.epoch,
+            heard=self._heard,
+            settle=self._settle,
+            defect=self.defect,
+        )
+        self._carrying = Carrying(
+            self.attachments,
+            self.desk,
+            self._copier,
+            self._sessions,
+            self._regions,
+            cards,
+            self.counts,
+            self._spawn,
+            self._changed_now,
+        )
         self.notices = NoticeSocket(config.notice_socket, self._notice)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._ran_at = self.now()
         """When anything happened last."""
-        self._verbose = bool(log.is_enabled_for(logging.DEBUG))
         self._changed = asyncio.Event()
         self._idle = True
         self._stopping = False
@@ -102,8 +124,9 @@ class Node:
             ConfigError: a socket cannot be bound.
         """
         try:
-            self._memory.start()
+            self._regions.start()
             self.notices.start()
+            await self.network.start()
         except OSError as error:
             await self.aclose()
             raise ConfigError(f"a socket in {self.config.state_dir} cannot be bound: {error}") from error
@@ -115,6 +138,8 @@ class Node:
         if self._timer is not None:
             self._timer.cancel()
         self.notices.close()
+        await self.network.aclose()
+        await self._regions.stop()
         await self._sessions.aclose()
         await self._copier.aclose()
         while self._tasks:
@@ -122,7 +147,7 @@ class Node:
         for transport in self.transports:
             await transport.aclose()
         self._arena.close()
-        self._memory.close()
+        self._regions.close()
 
     # -- participants -----------------------------------------------------------------------
 
@@ -150,6 +175,7 @@ class Node:
             lease_s=limits.lease,
             renew_s=limits.renew,
             fence_s=limits.fence,
+            peer_address=self.desk.address,
         )
         return member, stream, welcome
 
@@ -170,32 +196,10 @@ class Node:
             InvalidRequest: it cannot be carried out and belongs to no handle that could be told.
         """
         now = self._heard()
-        if isinstance(message, Begin | Offer | Accept):
-            self.registry.live(engine_id)
         try:
-            match message:
-                case Begin():
-                    self.transfers.begin(engine_id, message, now)
-                case Offer():
-                    self.transfers.offer(engine_id, message, now)
-                case Accept():
-                    self._accept(engine_id, message, now)
-                case Retract():
-                    self.transfers.retract(engine_id, message, now)
-                case Cancel():
-                    self.transfers.cancel(message.transfer_id, message.reason, now)
-                case Renew():
-                    self.transfers.renew(engine_id, message.transfer_ids, now)
+            self._requests.take(engine_id, message, now)
         finally:
             self._settle()
-
-    def _accept(self, engine_id: str, message: Accept, now: float) -> None:
-        try:
-            source = source_of(self._signer, message, self._clock.unix())
-        except PdserveError as error:
-            self.transfers.refuse(engine_id, message, error)
-        else:
-            self.transfers.accept(engine_id, message, source, now)
 
     async def drained(self, deadline: float, *, stopping: bool = False) -> int:
         """Takes no new transfers from now on; how many are still open when none is, after at most
@@ -204,8 +208,8 @@ class Node:
         self._stopping = self._stopping or stopping
         self._changed.set()
         with contextlib.suppress(TimeoutError):  # the number says it
-            await self.until(lambda: not self.transfers.book.transfers or not self.transfers.draining, deadline)
-        return len(self.transfers.book.transfers)
+            await self.until(lambda: not self.transfers.open or not self.transfers.draining, deadline)
+        return self.transfers.open
 
     def undrain(self) -> None:
         """Takes new transfers again.
@@ -231,36 +235,35 @@ class Node:
 
     # -- memory and notices -----------------------------------------------------------------
 
-    def _register(self, message: RegisterRegion, fd: int) -> None:
-        kind = MemoryKind(message.kind)
-        if kind is not MemoryKind.HOST:
-            raise InvalidRequest(f"this kvd maps host memory, not {kind.value}")
-        region = Region(message.size, kind, message.layout)
-        self.registry.add_region(message.engine_id, message.rank, region)
-        key = RegionKey(message.engine_id, message.rank)
-        try:
-            offset = self._arena.map(fd, message.size)
-        except OSError as error:
-            self._rank_gone(message.engine_id, message.rank)
-            raise InvalidRequest(f"the memory cannot be mapped: {error}") from error
-        self.mapped[key] = MappedRegion(key, kind, message.size, offset)
-        log.info("region_mapped", engine_id=key.engine_id, rank=key.rank, bytes=message.size)
-        self.transfers.regions_changed(message.engine_id, self._heard())
+    @property
+    def mapped(self) -> Mapping[RegionKey, MappedRegion]:
+        """The memory that is here."""
+        return self._regions.mapped
+
+    def _region_here(self, key: RegionKey) -> None:
+        now = self._heard()
+        self.transfers.regions_changed(key.engine_id, now)
+        self.desk.regions_changed(key.engine_id, now)
         self._settle()
 
-    def _rank_gone(self, engine_id: str, rank: int) -> None:
+    def _rank_gone(self, key: RegionKey) -> None:
         if not self._closing:
             with self.watched():
-                self._end_engine(engine_id, f"rank {rank} is gone", self._heard())
+                self._end_engine(key.engine_id, f"rank {key.rank} is gone", self._heard())
 
     def _end_engine(self, engine_id: str, detail: str, now: float) -> None:
         log.warning("engine_ended", engine_id=engine_id, detail=detail)
-        self.transfers.engine_ended(engine_id, detail, now)
+        self._engine_over(engine_id, detail, now)
         self._settle()
         self.attachments.forget(engine_id)
 
+    def _engine_over(self, engine_id: str, detail: str, now: float) -> None:
+        self.transfers.engine_ended(engine_id, detail, now)
+        self.desk.engine_gone(engine_id, detail, now, over=True)
+
     def _notice(self, notice: Notice) -> None:
         with self.watched():
+            self._regions.announced(notice)
             taken = self.transfers.notice(notice, self._heard())
             self.counts.notice(taken=taken)
             if not taken:
@@ -277,78 +280,30 @@ class Node:
         deaf: list[Member] = []
         while effects := self.transfers.take():
             for effect in effects:
-                self._carry_out(effect, deaf)
+                deaf.extend(self._carrying.carry_out(effect, self.now()))
             while deaf:
                 member = deaf.pop()
-                self.transfers.engine_ended(member.engine_id, f"its {member.kind.value} does not read", self.now())
-        idle = not self.transfers.book.transfers
+                self._engine_over(member.engine_id, f"its {member.kind.value} does not read", self.now())
+        idle = not self.transfers.open
         if idle and not self._idle:
             with self.watched():
                 self.transfers.check()
         self._idle = idle
         self._changed.set()
+        self.network.kick(self.now())
         self._arm()
-
-    def _carry_out(self, effect: Effect, deaf: list[Member]) -> None:
-        self.counts.effect(effect)
-        match effect:
-            case Tell():
-                deaf.extend(self.attachments.tell(effect.engine_id, effect.message, self.now()))
-                if isinstance(effect.message, End) and not effect.again:
-                    self._log_end(effect.engine_id, effect.message)
-            case Post():
-                self._copier.post(effect)
-            case CancelOp():
-                self._copier.cancel(effect.op_id)
-            case TearDown():
-                for pair in self._copier.pairs(effect.op_ids):
-                    log.error("session_torn_down", src=str(pair[0]), dst=str(pair[1]))
-                    self._spawn(self._sessions.close(pair))
-            case Unmap():
-                regions = [key for key in self.mapped if key.engine_id == effect.engine_id]
-                self._spawn(self._unmap(effect.engine_id, [self.mapped.pop(key) for key in regions]))
-            case Note():
-                self._log_note(effect)
-
-    def _log_note(self, note: Note) -> None:
-        moved = note.event.endswith("_moved")
-        if moved and not self._verbose:  # six a transfer, which nobody would see
-            return
-        level = log.debug if moved else log.warning
-        level(note.event, transfer_id=note.transfer_id.hex(), **dict(note.facts))
-
-    def _log_end(self, engine_id: str, end: End) -> None:
-        if end.outcome is Outcome.RELEASED and not self._verbose:
-            return  # its last consumer's LANDED has said it
-        level = log.debug if end.outcome is Outcome.RELEASED else log.info
-        level(
-            "transfer_end",
-            engine_id=engine_id,
-            handle=end.handle,
-            transfer_id=end.transfer_id.hex(),
-            end="producer" if end.producer else f"consumer {end.consumer}",
-            outcome=end.outcome.value,
-            reason=end.reason,
-            bytes=end.facts.kv_bytes,
-            transport=end.facts.transport,
-        )
 
     def _op_ended(self, op_id: int, moved: Moved, transport: str, error: str) -> None:
         with self.watched():
-            self.counts.copy(moved, self.transfers.book.ops[op_id].transfer.mode, transport, error)
-            self.transfers.op_ended(
-                op_id, self._heard(), moved=moved.nbytes, ns=moved.ns, transport=transport, error=error
-            )
+            self.counts.copy(moved, self.transfers.mode_of(op_id), transport, error)
+            now, nbytes, ns = self._heard(), moved.nbytes, moved.ns
+            if not self.desk.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, error=error):
+                self.transfers.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, error=error)
             if not self._closing:
                 self._settle()
 
-    async def _unmap(self, engine_id: str, regions: list[MappedRegion]) -> None:
-        await self._sessions.close_engine(engine_id)
-        for region in regions:
-            self._arena.unmap(region.offset)
-        self._memory.drop(engine_id)
+    def _changed_now(self) -> None:
         self._changed.set()
-        log.info("engine_unmapped", engine_id=engine_id, regions=len(regions))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
@@ -381,7 +336,8 @@ class Node:
     def _arm(self) -> None:
         if self._closing:
             return
-        times = [t for t in (self.transfers.next_deadline(), self.attachments.next_deadline()) if t is not None]
+        owners = (self.transfers, self.attachments, self.desk)
+        times = [due for owner in owners if (due := owner.next_deadline()) is not None]
         if not times:
             return
         due = min(times)
@@ -403,6 +359,7 @@ class Node:
             log.warning("stood_still", seconds=round(seconds, 3))
             self.transfers.stood_still(seconds)
             self.attachments.put_off(seconds)
+            self.desk.put_off(seconds)
             self._timer_at += seconds  # what it was set for, too; the loop calls it all the same, and it is set again
         return now
 
@@ -411,6 +368,7 @@ class Node:
         self._timer = None
         with self.watched():
             self.transfers.expire(now)
+            self.desk.expire(now)
             for member in self.attachments.overdue(now):
                 self._grace_over(member, now)
         with self.watched():
@@ -425,3 +383,4 @@ class Node:
             self._end_engine(member.engine_id, detail, now)
         else:
             self.transfers.engine_lost(member.engine_id, detail, now)
+            self.desk.engine_gone(member.engine_id, detail, now, over=False)

@@ -7,10 +7,14 @@ from pdserve.api.common.v1 import common_pb2
 from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.kvd.attachments import Member
 from pdserve.kvd.client.messages import Participant
+from pdserve.kvd.effects import Stop
 from pdserve.kvd.ends import Transfer
 from pdserve.kvd.explain import bytes_wanted, stopped, waits_for
 from pdserve.kvd.leases import Lease
 from pdserve.kvd.node import Node
+from pdserve.kvd.peers.link import Link
+from pdserve.kvd.peers.relay import RelayedEnd
+from pdserve.kvd.peers.relay import waits_for as relayed_waits_for
 from pdserve.kvd.registry import EngineEntry
 from pdserve.kvd.types import Mode
 
@@ -53,13 +57,17 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             expiries=book.expired,
             defects=node.defects,
             draining=node.transfers.draining,
+            peers=[self._peer(link) for link in node.desk.links],
+            peer_address=node.desk.address,
+            peers_lost=node.desk.lost,
         )
 
     async def ListTransfers(self, request: kvd_pb2.ListTransfersRequest, context: Any) -> kvd_pb2.ListTransfersResponse:
-        """Every open transfer."""
+        """Every open transfer, and every consumer's end here of one whose book another node's daemon keeps."""
         now = self._node.now()
-        open_ = self._node.transfers.book.transfers.values()
-        return kvd_pb2.ListTransfersResponse(transfers=[self._transfer(transfer, now) for transfer in open_])
+        open_ = [self._transfer(transfer, now) for transfer in self._node.transfers.book.transfers.values()]
+        relayed = [self._relayed(end, now) for end in self._node.transfers.relay]
+        return kvd_pb2.ListTransfersResponse(transfers=open_ + relayed)
 
     async def ListLeases(self, request: kvd_pb2.ListLeasesRequest, context: Any) -> kvd_pb2.ListLeasesResponse:
         """Every lease."""
@@ -71,7 +79,7 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
         transfers = self._node.transfers
         if request.undo:
             self._node.undrain()
-            return kvd_pb2.DrainResponse(remaining=len(transfers.book.transfers), draining=transfers.draining)
+            return kvd_pb2.DrainResponse(remaining=transfers.open, draining=transfers.draining)
         remaining = await self._node.drained(max(0.0, request.deadline_seconds))
         return kvd_pb2.DrainResponse(remaining=remaining, draining=transfers.draining)
 
@@ -83,6 +91,24 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             age_seconds=max((now - member.attached_at for member in members), default=0.0),
             participants=[_participant(member, now) for member in members],
             ended=entry.ended,
+        )
+
+    def _peer(self, link: Link) -> kvd_pb2.Peer:
+        said = link.peer
+        relay, guests = self._node.transfers.relay, self._node.desk.guests
+        return kvd_pb2.Peer(
+            address=link.address,
+            node=said.node if said is not None else "",
+            kvd_epoch=link.epoch,
+            version=said.version if said is not None else "",
+            state=link.state.value,
+            engines=len(guests.of(link)),
+            operations=guests.carried_by(link),
+            relayed=sum(end.link is link for end in relay),
+            unacknowledged=link.waiting,
+            resumed=link.resumed,
+            clock_ahead_seconds=link.clock.unix_ns / 1e9,
+            clock_uncertainty_seconds=link.clock.uncertainty_ns / 1e9,
         )
 
     def _regions(self, entry: EngineEntry) -> list[kvd_pb2.Region]:
@@ -115,6 +141,8 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
                 names.append(f"producer.{transfer.producer.state.value}")
             for name in names:
                 states[name] = states.get(name, 0) + 1
+        if relayed := len(self._node.transfers.relay):
+            states["consumer.relayed"] = relayed
         if self._node.defects:
             states["defects"] = self._node.defects
         return states
@@ -137,6 +165,27 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             bytes_wanted=bytes_wanted(transfer, self._node.registry),
             operations=sum(len(c.ops) for c in consumers),
             waits_for=waits_for(transfer, book.timers.get, now),
+            reason=stop.reason if stop else "",
+            detail=stop.detail if stop else "",
+        )
+
+    def _relayed(self, end: RelayedEnd, now: float) -> kvd_pb2.Transfer:
+        entry = self._node.registry.get(end.engine_id)
+        per_block = sum(region.layout.block_bytes for region in entry.regions.values()) if entry else 0
+        stop = end.last if isinstance(end.last, Stop) else None
+        return kvd_pb2.Transfer(
+            transfer_id=end.transfer_id,
+            mode=_MODES[end.mode],
+            producer_engine_id=end.source,
+            producer_state="elsewhere",
+            consumer_engine_ids=[end.engine_id],
+            consumer_states=["relayed" if end.last is None else "fencing"],
+            consumer_handles=[end.handle],
+            age_seconds=now - end.created_at,
+            bytes_moved=end.bytes_fetched,
+            bytes_wanted=len(end.lease.block_ids) * per_block,
+            operations=len(end.ops),
+            waits_for=relayed_waits_for(end, now),
             reason=stop.reason if stop else "",
             detail=stop.detail if stop else "",
         )

@@ -5,7 +5,7 @@ taken again.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +26,7 @@ class Region:
 
 @dataclass(slots=True, eq=False)
 class EngineEntry:
-    """One engine of this node."""
+    """One engine of this node, or a guest: one of another node that hands over to or from this one."""
 
     engine_id: str
     identity: Identity | None = None
@@ -36,6 +36,8 @@ class EngineEntry:
     regions: dict[int, Region] = field(default_factory=dict)
     ended: bool = False
     """Over, but operations may still touch its memory."""
+    home: str = ""
+    """Of a guest: the epoch of the daemon that it lives with. Empty: it is this node's."""
 
     @property
     def mapped(self) -> bool:
@@ -49,14 +51,19 @@ class EngineEntry:
 
 
 class Registry:
-    """The engines of the node."""
+    """The engines of the node, and its guests."""
 
     def __init__(self) -> None:
         self._engines: dict[str, EngineEntry] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[EngineEntry]:
-        return iter(self._engines.values())
+        """The node's own."""
+        return iter([entry for entry in self._engines.values() if not entry.home])
+
+    def guests(self) -> list[EngineEntry]:
+        """Engines of other nodes."""
+        return [entry for entry in self._engines.values() if entry.home]
 
     def get(self, engine_id: str) -> EngineEntry | None:
         """The engine while it lives, or while its memory is in use."""
@@ -115,17 +122,45 @@ class Registry:
             raise InvalidRequest(f"rank {rank} of engine {engine_id!r}")
         if rank in entry.regions:
             raise InvalidRequest(f"rank {rank} of engine {engine_id} has registered its memory before")
-        try:
-            region.layout.check(region.size)
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
-        if region.layout.num_blocks < 1 or region.layout.block_size < 1 or not region.layout.layers:
-            raise InvalidRequest("a region needs at least one layer and one block of one token")
+        self._check_layout(region)
         if entry.identity is not None:
             self._check_region(engine_id, rank, region, entry.ranks, entry.identity)
         entry.regions[rank] = region
         self._engines[engine_id] = entry
         return entry
+
+    def guest(
+        self, engine_id: str, ranks: int, identity: Identity, regions: Mapping[int, Region], home: str
+    ) -> EngineEntry:
+        """Another node's daemon says what an engine of its own is; again where it has more regions now.
+
+        Raises:
+            StaleEpoch: the engine has ended.
+            InvalidRequest: it is an engine of this node or of a third one, or it contradicts what was said before.
+        """
+        entry = self._engines.get(engine_id)
+        if entry is not None and entry.home != home:
+            raise InvalidRequest(f"engine {engine_id} lives elsewhere")
+        if entry is None:
+            entry = self._entry(engine_id)
+            entry.home = home
+        if not engine_id or ranks < 1:
+            raise InvalidRequest(f"engine {engine_id!r} of {ranks} ranks")
+        if entry.identity is not None and (entry.identity != dict(identity) or entry.ranks != ranks):
+            raise InvalidRequest(f"engine {engine_id} said before that it is something else")
+        for rank, region in regions.items():
+            if (known := entry.regions.get(rank)) is not None and known != region:
+                raise InvalidRequest(f"rank {rank} of engine {engine_id} had other memory before")
+            self._check_layout(region)
+            self._check_region(engine_id, rank, region, ranks, identity)
+        entry.identity, entry.ranks = dict(identity), ranks
+        entry.regions.update(regions)
+        self._engines[engine_id] = entry
+        return entry
+
+    def drop(self, engine_id: str) -> None:
+        """Forgets a guest whose daemon cannot be reached; it may be introduced again."""
+        self._engines.pop(engine_id, None)
 
     def end(self, engine_id: str) -> bool:
         """Marks an engine as over; whether it was running until now."""
@@ -146,7 +181,18 @@ class Registry:
         entry = self._engines.get(engine_id)
         if engine_id in self._ended or (entry is not None and entry.ended):
             raise StaleEpoch(f"engine {engine_id} has ended; a restarted engine takes a new id", engine_id=engine_id)
+        if entry is not None and entry.home:
+            raise InvalidRequest(f"engine {engine_id} lives on another node")
         return entry or EngineEntry(engine_id)
+
+    @staticmethod
+    def _check_layout(region: Region) -> None:
+        try:
+            region.layout.check(region.size)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        if region.layout.num_blocks < 1 or region.layout.block_size < 1 or not region.layout.layers:
+            raise InvalidRequest("a region needs at least one layer and one block of one token")
 
     @staticmethod
     def _check_region(engine_id: str, rank: int, region: Region, ranks: int, identity: Identity) -> None:

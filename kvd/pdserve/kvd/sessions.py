@@ -1,4 +1,5 @@
-"""Open sessions by pair of regions: made once, cached, and closed with either region.
+"""Open sessions by pair of regions: made once, cached, and closed with either region. The region that is filled is
+always this node's; the other may be another's.
 
     get ──▶ opening ──▶ open ──▶ closing ──▶ gone
                └─ failed, or closed meanwhile: the next `get` opens another
@@ -8,12 +9,14 @@ epochs, so no session is ever taken for that of a restarted engine.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import structlog
 
+from pdserve.kvd.peers.guests import FarRegion
 from pdserve.kvd.transport.choose import choose
-from pdserve.kvd.transport.port import MappedRegion, Session, Transport
+from pdserve.kvd.transport.port import MappedRegion, Reaching, RemoteRegion, Session, Transport
 from pdserve.kvd.types import RegionKey
 from pdserve.rpc.errors import StaleEpoch, TransferFailed
 
@@ -24,12 +27,19 @@ _Opening = asyncio.Task[tuple[Session, str]]
 
 
 class Sessions:
-    """See the module. `region` finds a mapped region; None once it is gone."""
+    """See the module. `region` finds a mapped region; None once it is gone. `far` finds another node's, when its
+    card has come; it raises StaleEpoch where there is none."""
 
-    def __init__(self, transports: Sequence[Transport], region: Callable[[RegionKey], MappedRegion | None]) -> None:
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        region: Callable[[RegionKey], MappedRegion | None],
+        far: Callable[[RegionKey], Awaitable[FarRegion]] | None = None,
+    ) -> None:
         """`transports` in order of preference."""
         self._transports: Mapping[str, Transport] = {t.capabilities.name: t for t in transports}
         self._region = region
+        self._far = far
         self._open: dict[Pair, _Opening] = {}
         self._closing: dict[asyncio.Task[None], Pair] = {}
 
@@ -77,11 +87,27 @@ class Sessions:
 
     async def _make(self, src: RegionKey, dst: RegionKey) -> tuple[Session, str]:
         a, b = self._region(src), self._region(dst)
-        if a is None or b is None:
+        if b is None or (a is None and self._far is None):
             raise StaleEpoch("the memory of an engine that has ended")
+        if a is None:
+            return await self._reach(src, b)
         name = choose([t.capabilities for t in self._transports.values()], a.kind, b.kind, same_node=True)
         session = await self._transports[name].open(a, b)
         log.info("session_opened", src=str(src), dst=str(dst), transport=name)
+        return session, name
+
+    async def _reach(self, src: RegionKey, dst: MappedRegion) -> tuple[Session, str]:
+        assert self._far is not None
+        far = await self._far(src)
+        able = [t.capabilities for t in self._transports.values()]
+        common = [one for one in able if one.name in far.cards]
+        name = choose(common or able, far.region.kind, dst.kind, same_node=False)
+        if name not in far.cards:
+            raise TransferFailed(f"the other node does not offer {name}; it has {', '.join(far.cards) or 'nothing'}")
+        transport = cast("Reaching", self._transports[name])
+        remote = RemoteRegion(src, far.region.kind, far.region.size, far.cards[name])
+        session = await transport.reach(remote, dst)
+        log.info("session_opened", src=str(src), dst=str(dst.key), transport=name, other_node=True)
         return session, name
 
     def _made(self, pair: Pair, task: _Opening) -> None:

@@ -10,7 +10,7 @@ from pdserve.kvd.book import Book, Timer, orphan_timer
 from pdserve.kvd.client.messages import Accept, Begin, Offer, Outcome, Retract
 from pdserve.kvd.consuming import Consuming, Source
 from pdserve.kvd.deadlines import Deadlines
-from pdserve.kvd.effects import Effect, Stop
+from pdserve.kvd.effects import Effect, Stop, Unmap
 from pdserve.kvd.endings import Endings
 from pdserve.kvd.ends import ConsumerEnd, ProducerEnd, Tomb
 from pdserve.kvd.intake import Intake, failed
@@ -18,11 +18,12 @@ from pdserve.kvd.leases import Leases
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.notices import Notice
 from pdserve.kvd.pairing import Pairing
+from pdserve.kvd.peers.relay import Relay
 from pdserve.kvd.producing import Producing
 from pdserve.kvd.registry import Registry
 from pdserve.kvd.states import Consumer, Producer
 from pdserve.kvd.steps import Steps
-from pdserve.kvd.types import TRANSFER_ID_BYTES
+from pdserve.kvd.types import TRANSFER_ID_BYTES, Mode
 from pdserve.rpc import errors
 
 __all__ = ["Source", "Transfers"]
@@ -40,6 +41,8 @@ class Transfers:
         self._deadlines = Deadlines(self.book, self._endings)
         self._producing = Producing(self.book, self._intake, self._endings, self._pairing, self._steps, self._deadlines)
         self._consuming = Consuming(self.book, self._intake, self._endings, self._pairing, self._deadlines)
+        self.relay = Relay(self.book, self._intake, self._endings)
+        """Ends of this node's consumers whose transfers' book another node's daemon keeps."""
 
     @property
     def draining(self) -> bool:
@@ -49,6 +52,11 @@ class Transfers:
     @draining.setter
     def draining(self, value: bool) -> None:
         self._intake.draining = value
+
+    @property
+    def open(self) -> int:
+        """Transfers that are open here, those of which only a consumer's end is here included."""
+        return len(self.book.transfers) + len(self.relay)
 
     def take(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
@@ -157,11 +165,16 @@ class Transfers:
     def stood_still(self, seconds: float) -> None:
         """The daemon did not run for so long: no deadline is nearer for that, since whoever renews has waited, too."""
         self.book.timers.postpone(seconds)
+        self.relay.put_off(seconds)
         for engine_id in self.book.touched:
             self.book.touched[engine_id] += seconds
         for transfer in self.book.transfers.values():
             if transfer.producer is not None and transfer.producer.lease.expires_at is not None:
                 transfer.producer.lease.expires_at += seconds
+
+    def mode_of(self, op_id: int) -> Mode:
+        """Of the transfer of an operation that is in flight."""
+        return self.relay.mode(op_id) if self.relay.owns(op_id) else self.book.ops[op_id].transfer.mode
 
     # -- from below -------------------------------------------------------------------------
 
@@ -212,6 +225,7 @@ class Transfers:
         if not self.book.registry.end(engine_id):
             return
         self._lose(engine_id, failed(errors.EngineDied, detail), detail, now)
+        self.relay.engine_ended(engine_id, detail, now)
         for key in [k for k in self.book.steps if k[0] == engine_id]:
             del self.book.steps[key]
         for orphan in [k for k in self.book.orphans if k[0] == engine_id]:
@@ -220,6 +234,19 @@ class Transfers:
         self.book.touched.pop(engine_id, None)
         self.book.timers.clear(Timer("tie", engine_id=engine_id))
         self._endings.unmap_if_idle(engine_id)
+
+    def guest_lost(self, engine_id: str, detail: str, now: float) -> None:
+        """An engine of a node that cannot be reached: ends everything of it, and forgets it; it may come back.
+
+        Its operations end here, since nobody will answer them. Reads of blocks that are free now do no harm: what they
+        fetch is never taken, since LANDED would have to come from here.
+        """
+        self._lose(engine_id, failed(errors.PeerLost, detail), detail, now)
+        for op_id in [op_id for op_id, op in self.book.ops.items() if op.consumer.engine_id == engine_id]:
+            self.op_ended(op_id, now, error=detail)
+        self.book.leases.forget_engine(engine_id)
+        self.book.registry.drop(engine_id)
+        self.book.out.append(Unmap(engine_id))
 
     def _lose(self, engine_id: str, own: Stop, detail: str, now: float) -> None:
         peers = failed(errors.PeerLost, f"engine {engine_id}: {detail}")
@@ -233,13 +260,16 @@ class Transfers:
     def expire(self, now: float) -> None:
         """Does everything that is due."""
         self._deadlines.expire(now)
+        self.relay.expire(now)
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next."""
-        return self.book.timers.next()
+        times = [when for when in (self.book.timers.next(), self.relay.next_deadline()) if when is not None]
+        return min(times, default=None)
 
     def check(self) -> None:
         """Raises IntegrityError where the books do not add up; for idle moments and tests."""
-        for entry in self.book.registry:
+        for entry in (*self.book.registry, *self.book.registry.guests()):
             if entry.regions:
                 self.book.leases.check(entry.engine_id, entry.num_blocks)
+        self.relay.check()

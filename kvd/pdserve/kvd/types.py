@@ -36,6 +36,35 @@ class MemoryKind(enum.Enum):
     ROCM = "rocm"
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A part of one allocation of device memory, by its handle for other processes (CUDA and HIP IPC)."""
+
+    handle: bytes
+    """Of the whole allocation."""
+    offset: int
+    """Bytes from the allocation's start."""
+    size: int
+    """Bytes."""
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """The memory of a rank on an accelerator. Its region is the pieces, one behind the other; nothing of it can be
+    opened any more once the rank's process has ended."""
+
+    bus_id: str
+    """PCI bus id of the device, which is the same in every process: `0000:1b:00.0`."""
+    pieces: tuple[Piece, ...]
+    events: tuple[bytes, ...] = ()
+    """Handles of events that the rank records on its device: two rings, for even and odd steps, each with one event
+    a layer and one for the step's end. Empty: the rank tells of a layer only when it is in memory."""
+
+    def slot(self, step: int, layer: int | None) -> int | None:
+        """The event of a layer (None: the step's end); None where there is none."""
+        ring = len(self.events) // 2
+        at = ring - 1 if layer is None else layer
+        return (step % 2) * ring + at if 0 <= at < ring else None
+
+
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """One equally spaced run of blocks of one layer, in bytes from the region's start.
 

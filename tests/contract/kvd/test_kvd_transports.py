@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from pdserve.kvd.config import NixlConfig
 from pdserve.kvd.plan import Runs
 from pdserve.kvd.testing import Fault, FaultPlan
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.mover import MakeMover, PythonMover, make_mover
+from pdserve.kvd.transport.nixl import NixlTransport
 from pdserve.kvd.transport.port import MappedRegion, Session, Transport
 from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.transport.sim import SimTransport
@@ -24,6 +26,8 @@ MakeTransport = Callable[[Arena], Transport]
 TRANSPORTS: dict[str, MakeTransport] = {
     "shm": ShmTransport,
     "sim": lambda arena: SimTransport(arena, bandwidth=1e9, delay=0.001),
+    "nixl": lambda arena: NixlTransport(arena, NixlConfig()),
+    "nixl over tcp": lambda arena: NixlTransport(arena, NixlConfig(tls="tcp")),
 }
 
 
@@ -59,7 +63,16 @@ MOVERS: dict[str, MakeMover] = {
 }
 
 
-@pytest.fixture(params=sorted(MOVERS))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each transport with each mover that it uses: nixl copies in processes of its own, without one."""
+    if "transport" in metafunc.fixturenames:
+        ways = [(mover, name) for name in TRANSPORTS for mover in MOVERS if "nixl" not in name or mover != "python"]
+        metafunc.parametrize(("rig", "transport"), ways, indirect=True)
+    elif "rig" in metafunc.fixturenames:
+        metafunc.parametrize("rig", list(MOVERS), indirect=True)
+
+
+@pytest.fixture
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Real memory, copied in each way; what is fake is said by each test."""
     arena = Arena([1 << 30], MOVERS[request.param])
@@ -67,9 +80,9 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     arena.close()
 
 
-@pytest.fixture(params=sorted(TRANSPORTS))
+@pytest.fixture
 async def transport(request: pytest.FixtureRequest, rig: Rig) -> AsyncIterator[Transport]:
-    """Each transport in turn."""
+    """Each transport in turn; those that reach other nodes reach this one."""
     made = TRANSPORTS[request.param](rig.arena)
     yield made
     await made.aclose()

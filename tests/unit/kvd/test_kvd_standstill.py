@@ -3,7 +3,6 @@
 The clock is the test's: it jumps, as after SIGSTOP. The node has no sockets; the test says what they would.
 """
 
-import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from pdserve.kvd.client.messages import Accept, Begin, Hello, Offer, Outcome, Pa
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.effects import Post
 from pdserve.kvd.limits import Limits
-from pdserve.kvd.memory_wire import RegisterRegion
 from pdserve.kvd.node import Node
 from pdserve.kvd.notices import StepEnd
 from pdserve.kvd.registry import Region
 from pdserve.kvd.testing import CoreDriver, plain_layout
 from pdserve.kvd.transfers import Source
 from pdserve.kvd.transport.port import Moved
-from pdserve.kvd.types import PROTOCOL, MemoryKind, Mode
+from pdserve.kvd.types import PROTOCOL, MemoryKind, Mode, RegionKey
 from pdserve.rpc.errors import StaleEpoch
 from pdserve.runtime.clock import Clock
 
@@ -131,16 +129,12 @@ def _refused(node: Node) -> None:
 
 
 def _memory(node: Node) -> None:
-    file = os.memfd_create("region")
-    try:
-        os.ftruncate(file, 4 * 64)
-        node._register(RegisterRegion("P", 0, 4 * 64, MemoryKind.HOST.value, plain_layout(4, 1, 64)), file)
-    finally:
-        os.close(file)
+    node.registry.add_region("P", 0, Region(4 * 64, MemoryKind.HOST, plain_layout(4, 1, 64)))
+    node._region_here(RegionKey("P", 0))  # what `regions` calls with memory that it has mapped
 
 
 def _death(node: Node) -> None:
-    node._rank_gone("P", 0)
+    node._rank_gone(RegionKey("P", 0))
 
 
 def _copied(node: Node) -> None:

@@ -125,6 +125,7 @@ def decode(message: kvd_pb2.AttachResponse) -> Response:
                 lease_s=welcome.lease_ms / 1000,
                 renew_s=welcome.renew_ms / 1000,
                 fence_s=welcome.fence_ms / 1000,
+                peer_address=welcome.peer_address,
             )
         case unknown:
             raise PdserveError(f"kvd sent a message that this client does not know: {unknown}")

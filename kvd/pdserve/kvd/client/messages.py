@@ -140,11 +140,14 @@ class Welcome:
     """How often a service renews the transfers that it still has, seconds."""
     fence_s: float
     """Longest wait for a fence, seconds."""
+    peer_address: str = ""
+    """HOST:PORT at which other nodes reach kvd; empty where it has no peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a hand-over really did; see TransferFacts in common.proto for units."""
+    """What a hand-over really did; see TransferFacts in common.proto for units. Of a bad end: what it had done until
+    then, without blocks, layers and ranks, and with the last byte's time only where that was in place."""
 
     kv_bytes: int = 0
     blocks: int = 0

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pdserve.kvd import memory_wire
 from pdserve.kvd.client.messages import Welcome
 from pdserve.kvd.client.notices import NoticeSender
-from pdserve.kvd.types import Layout, MemoryKind
+from pdserve.kvd.types import DeviceMemory, Layout, MemoryKind
 from pdserve.rpc.errors import KvdUnavailable, from_reason
 
 _REPLY_TIMEOUT_S = 10.0
-"""kvd maps and prefaults the region before it answers."""
+"""kvd maps the region before it answers."""
+_DEVICE_TIMEOUT_S = 60.0
+"""The first region of a device makes kvd start that device and compile its kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +22,31 @@ class Memory:
     """One rank's KV memory. The descriptor stays the owner's."""
 
     fd: int
+    """-1 for device memory."""
     size: int
     """Bytes."""
     layout: Layout
     kind: MemoryKind = MemoryKind.HOST
+    device: DeviceMemory | None = None
+    """Where `kind` is not host; what its handles stand for stays the owner's too."""
 
 
 class RegionClient:
     """Registers one rank's memory and keeps the connection, whose end is the rank's death."""
 
-    def __init__(self, engine_id: str, rank: int, memory: Memory, timeout: float = _REPLY_TIMEOUT_S) -> None:
-        """`timeout`: longest wait for kvd's answer, seconds."""
+    def __init__(self, engine_id: str, rank: int, memory: Memory, timeout: float | None = None) -> None:
+        """`timeout`: longest wait for kvd's answer, seconds; None: what is enough for this kind of memory."""
         self._message = memory_wire.RegisterRegion(
-            engine_id=engine_id, rank=rank, size=memory.size, kind=memory.kind.value, layout=memory.layout
+            engine_id=engine_id,
+            rank=rank,
+            size=memory.size,
+            kind=memory.kind.value,
+            layout=memory.layout,
+            device=memory.device,
         )
-        self._memory = memory
-        self._timeout = timeout
+        self._fds = (memory.fd,) if memory.kind is MemoryKind.HOST else ()
+        enough = _REPLY_TIMEOUT_S if memory.kind is MemoryKind.HOST else _DEVICE_TIMEOUT_S
+        self._timeout = enough if timeout is None else timeout
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._closed = False
@@ -54,7 +65,7 @@ class RegionClient:
             sock: socket.socket | None = None
             try:
                 sock = memory_wire.connect(path, self._timeout)
-                memory_wire.send_region(sock, self._message, self._memory.fd)
+                memory_wire.send_region(sock, self._message, self._fds)
                 reply = memory_wire.receive_reply(sock)
             except (OSError, ValueError) as error:
                 if sock is not None:

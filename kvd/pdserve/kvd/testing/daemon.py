@@ -10,6 +10,7 @@ from typing import Final
 from pdserve.kvd.config import KvdConfig, SimConfig, TransportName
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.node import Node
+from pdserve.kvd.peers.config import NO_PEERS, PeerConfig
 from pdserve.kvd.server import serving
 from pdserve.kvd.transport.make import MakeTransports, make_transports
 from pdserve.kvd.transport.sim import FaultPlan, SimTransport
@@ -56,6 +57,7 @@ async def running_kvd(
     grace: float = 2.0,
     cluster_key: bytes | None = None,
     transports: MakeTransports = make_transports,
+    peer: PeerConfig = NO_PEERS,
     **deadlines: float,
 ) -> AsyncIterator[RunningKvd]:
     """Serves while the block runs; `deadlines` replace single fields of `limits`.
@@ -71,6 +73,7 @@ async def running_kvd(
             sim=sim or SimConfig(),
             limits=replace(limits or Limits(), **deadlines),  # type: ignore[arg-type]  # floats by name
             grace=grace,
+            peer=peer,
         )
         if cluster_key is not None:
             config = replace(config, cluster_key=ClusterKey(cluster_key, given=True))

@@ -52,6 +52,10 @@ class FakeMemory:
         self._map = mmap.mmap(self.fd, self.size)
         self._map[:] = np.random.default_rng(seed).integers(0, 256, self.size, dtype=np.uint8).tobytes()
 
+    def given(self) -> Memory:
+        """As a rank gives it to kvd."""
+        return Memory(self.fd, self.size, self.layout)
+
     def block(self, layer: int, block: int) -> bytes:
         """The bytes of one block of one layer."""
         starts = [(s.offset + block * s.stride, s.length) for s in self.layout.layers[layer]]
@@ -87,8 +91,10 @@ class FakeEngine:
         seed: int = 0,
         config: AttachConfig | None = None,
         on_end: Callable[[Participant, int, End], None] | None = None,
+        give: Sequence[Memory] = (),
     ) -> None:
-        """`on_end` is told of each participant's ends instead of `heard`, which many would fill."""
+        """`on_end` is told of each participant's ends instead of `heard`, which many would fill. `give`: what the ranks
+        register instead of `memory`, as memory on a device."""
         self.kvd = kvd
         self.engine_id = str(uuid.uuid4())
         self.identity: Mapping[str, str] = dict(identity or {"model": "fake", "connector_protocol": str(PROTOCOL)})
@@ -101,6 +107,7 @@ class FakeEngine:
         self._news = asyncio.Event()
         self._config = config
         self._on_end = on_end
+        self._give = give
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "FakeEngine":
@@ -109,7 +116,7 @@ class FakeEngine:
         try:
             self.scheduler = await self._attach(Participant.SCHEDULER)
             for index, memory in enumerate(self.memory):
-                rank = Rank(self.engine_id, index, Memory(memory.fd, memory.size, memory.layout))
+                rank = Rank(self.engine_id, index, self._give[index] if self._give else memory.given())
                 self._stack.callback(rank.close)
                 self.rank.append(rank)
                 self.workers.append(await self._attach(Participant.WORKER, index, rank))
@@ -199,4 +206,6 @@ class FakeEngine:
         return Signer(key) if key is not None else self.kvd.signer
 
     def _locator(self) -> Locator:
-        return Locator(self.engine_id, f"unix:{self.kvd.socket}", dict(self.identity))
+        welcome = self.scheduler.welcome
+        address = welcome.peer_address if welcome is not None else ""
+        return Locator(self.engine_id, address or f"unix:{self.kvd.socket}", dict(self.identity))

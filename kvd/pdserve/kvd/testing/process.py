@@ -35,8 +35,8 @@ class KvdProcess:
 
 
 @contextlib.asynccontextmanager
-async def kvd_process(state_dir: Path, *flags: str) -> AsyncIterator[KvdProcess]:
-    """Starts `python -m pdserve.kvd`, waits until it is ready, and ends it.
+async def kvd_process(state_dir: Path, *flags: str, within: float = _START_S) -> AsyncIterator[KvdProcess]:
+    """Starts `python -m pdserve.kvd`, waits until it is ready, at most `within` seconds, and ends it.
 
     Raises:
         RuntimeError: it did not become ready; with what it wrote.
@@ -48,7 +48,7 @@ async def kvd_process(state_dir: Path, *flags: str) -> AsyncIterator[KvdProcess]
             sys.executable, "-m", "pdserve.kvd", "--state-dir", str(state_dir), *flags, stderr=stderr, env=environ
         )
     try:
-        ready = await _ready(process, log)
+        ready = await _ready(process, log, within)
         yield KvdProcess(process, str(state_dir / "kvd.sock"), ready, log)
     finally:
         if process.returncode is None:
@@ -62,9 +62,9 @@ def _opened(log: Path) -> IO[bytes]:
     return log.open("wb")
 
 
-async def _ready(process: asyncio.subprocess.Process, log: Path) -> str:
+async def _ready(process: asyncio.subprocess.Process, log: Path, within: float) -> str:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _START_S
+    deadline = loop.time() + within
     while True:
         said = await asyncio.to_thread(log.read_text)
         for line in said.splitlines():

@@ -42,10 +42,14 @@ def _reserve(reserves: Sequence[int]) -> mmap.mmap:
 
 
 class Arena:
-    """Owns the mappings; not the files. Offsets are from the arena's start."""
+    """Owns the mappings, and a descriptor of each file. Offsets are from the arena's start."""
 
-    def __init__(self, reserves: Sequence[int] = _RESERVES, make: MakeMover = make_mover) -> None:
-        """Takes the first of `reserves` (bytes) that it can get; raises OSError where it gets none."""
+    def __init__(
+        self, reserves: Sequence[int] = _RESERVES, make: MakeMover = make_mover, *, readable: bool = False
+    ) -> None:
+        """Takes the first of `reserves` (bytes) that it can get; raises OSError where it gets none. `readable`: where
+        no region lies, zeros are read; else a read there ends the process."""
+        self._blank_protection = mmap.PROT_READ if readable else 0
         self._arena = _reserve(reserves)
         reserve = len(self._arena)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
@@ -53,6 +57,8 @@ class Arena:
         """How it copies."""
         self._sizes: dict[int, int] = {}
         """Mapped: offset -> bytes, whole pages."""
+        self._files: dict[int, int] = {}
+        """Of what is mapped: offset -> file descriptor of its own, for those who must map it too."""
         self._gaps: list[tuple[int, int]] = [(0, reserve)]
         """(offset, bytes) without a region, in order, no two side by side."""
         self._blank(0, reserve)
@@ -69,14 +75,21 @@ class Arena:
         if index is None:
             raise OSError(errno.ENOMEM, f"no {length} bytes of addresses left")
         at, room = self._gaps[index]
-        self._map(at, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        kept = os.dup(fd)
+        try:
+            self._map(at, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        except OSError:
+            os.close(kept)
+            raise
         self._sizes[at] = length
+        self._files[at] = kept
         self._gaps[index : index + 1] = [(at + needed, room - needed)] if room > needed else []
         return at
 
     def unmap(self, offset: int) -> None:
         """Takes a region out; nothing may copy from or to it any more."""
         length = self._sizes.pop(offset)
+        os.close(self._files.pop(offset))
         self._blank(offset, length)
         bisect.insort(self._gaps, (offset, length + _GUARD))
         merged: list[tuple[int, int]] = []
@@ -94,6 +107,14 @@ class Arena:
         """
         return self.mover.move(dst, src, length, stop or Stop())
 
+    def file(self, offset: int) -> int:
+        """The file that is mapped there, for a process that must map it too; the arena's own, do not close it."""
+        return self._files[offset]
+
+    def address(self, offset: int) -> int:
+        """Where an offset is in this process."""
+        return self._base + offset
+
     def view(self, offset: int, size: int) -> memoryview:
         """The bytes of a region, for tests and tools; release it before `close`."""
         return memoryview(self._arena)[offset : offset + size]
@@ -102,11 +123,13 @@ class Arena:
         """Unmaps everything; safe twice."""
         if not self._arena.closed:
             self._sizes.clear()
+            while self._files:
+                os.close(self._files.popitem()[1])
             self._arena.close()
 
     def _blank(self, offset: int, length: int) -> None:
         anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        self._map(offset, length, 0, anonymous, -1)
+        self._map(offset, length, self._blank_protection, anonymous, -1)
 
     def _map(self, offset: int, length: int, prot: int, flags: int, fd: int) -> None:
         if _mmap(self._base + offset, length, prot, flags, fd, 0) == _FAILED:

@@ -8,10 +8,10 @@ Contracts:
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pdserve.kvd.plan import Runs
-from pdserve.kvd.types import MemoryKind, RegionKey
+from pdserve.kvd.types import DeviceMemory, MemoryKind, RegionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,18 @@ class MappedRegion:
     kind: MemoryKind
     size: int
     offset: int
-    """Where it begins in the daemon's arena."""
+    """Where it begins in the daemon's arena; 0 for device memory, which its transport finds by the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """One rank's memory on another node, as that node's daemon described it."""
+
+    key: RegionKey
+    kind: MemoryKind
+    size: int
+    card: bytes
+    """How to reach it, in the words of the transport: `Reaching.card` of the other side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class Moved:
     nbytes: int
     ns: int
     cancelled: bool = False
+    lanes: str = ""
+    """What carried it, where the transport has a choice and tells."""
 
 
 class Copy(Protocol):
@@ -96,4 +109,53 @@ class Transport(Protocol):
 
     async def aclose(self) -> None:
         """Closes what it holds; its sessions are closed before."""
+        ...
+
+
+@runtime_checkable
+class TakesDevices(Transport, Protocol):
+    """A transport that maps device memory by itself."""
+
+    async def take(self, region: MappedRegion, memory: DeviceMemory) -> None:
+        """Maps a rank's memory and makes ready for its first copy. Cancelled before it returns, it leaves nothing
+        mapped.
+
+        Raises:
+            InvalidRequest: the memory is not what it says, or lies on a device that this daemon does not see.
+        """
+        ...
+
+    async def give_back(self, region: MappedRegion) -> None:
+        """Unmaps it; sessions with it are closed before. Safe twice, and for one that was never taken."""
+        ...
+
+    def announced(self, key: RegionKey, step: int, layer: int | None) -> None:
+        """A rank has told that its device computes a layer of a step, or (None) all that are left: copies that begin
+        from now on wait until it has. Unknown ranks are ignored."""
+        ...
+
+
+class Reaching(Transport, Protocol):
+    """A transport that also reaches other nodes. Bytes are always fetched by the side that they go to: it alone
+    knows when its memory is not written any more, also when the other side is gone."""
+
+    async def card(self, region: MappedRegion) -> bytes:
+        """What another node needs to read a region of this one; registers the memory, once.
+
+        Raises:
+            TransferFailed: the region cannot be registered.
+        """
+        ...
+
+    async def forget(self, region: MappedRegion) -> None:
+        """Takes a registration back before the region is unmapped; sessions with it are closed before. Safe twice."""
+        ...
+
+    async def reach(self, src: RemoteRegion, dst: MappedRegion) -> Session:
+        """A new session from another node's region to one of this node. Cancelled before it returns, it leaves
+        nothing open.
+
+        Raises:
+            TransferFailed: the other node cannot be reached, or the card is not this transport's.
+        """
         ...

@@ -10,7 +10,7 @@ import numpy as np
 from pdserve.kvd.plan import Offsets, Runs
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.mover import Stop
-from pdserve.kvd.transport.port import Capabilities, MappedRegion, Moved
+from pdserve.kvd.transport.port import Capabilities, MappedRegion, Moved, RemoteRegion
 from pdserve.kvd.types import MemoryKind
 from pdserve.rpc.errors import TransferFailed
 
@@ -18,7 +18,7 @@ _AT_ONCE_BYTES: Final = 64 << 10
 """Copied on the loop: it takes less time (some 10 µs) than the way to the thread and back."""
 
 
-def check_runs(runs: Runs, src: MappedRegion, dst: MappedRegion) -> None:
+def check_runs(runs: Runs, src: MappedRegion | RemoteRegion, dst: MappedRegion) -> None:
     """Raises TransferFailed where a run leaves its region."""
     if _leaves(runs.src, runs.length, src.size) or _leaves(runs.dst, runs.length, dst.size):
         raise TransferFailed(f"a copy from {src.key} to {dst.key} leaves its region")

@@ -111,6 +111,12 @@ class HandoffHost:
         return (welcome.renew_s or welcome.lease_s / 3) if welcome is not None else 0.0
 
     @property
+    def peer_address(self) -> str:
+        """HOST:PORT at which other nodes reach kvd, as it has said last; empty where it has no peers."""
+        welcome = self._attachment.welcome
+        return welcome.peer_address if welcome is not None else ""
+
+    @property
     def watching(self) -> int:
         """Watches that are open."""
         return len(self._watches)

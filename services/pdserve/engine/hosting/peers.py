@@ -3,6 +3,7 @@
 kvd checks again, and knows what a service cannot: whether the epoch still lives.
 """
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -21,10 +22,15 @@ _locators = msgspec.msgpack.Decoder(Locator)
 class Peers:
     """Signs for one engine, and reads what others signed."""
 
-    def __init__(self, info: EngineInfo, kvd_address: str, signer: Signer) -> None:
+    def __init__(self, info: EngineInfo, kvd_address: str | Callable[[], str], signer: Signer) -> None:
+        """`kvd_address`: where other nodes reach the engine's kvd, or its socket; asked each time if it may change."""
         self._info = info
-        self._ours = info.locator(kvd_address)
+        self._address = kvd_address
         self._signer = signer
+
+    @property
+    def _ours(self) -> Locator:
+        return self._info.locator(self._address if isinstance(self._address, str) else self._address())
 
     def our_locator(self, expires_at: float) -> bytes:
         """This engine's locator, signed until `expires_at` (unix seconds)."""

@@ -99,7 +99,7 @@ async def serve(
         engine = await (build or factory.build_engine)(plan.engine)
         stack.push_async_callback(engine.aclose)
         handoffs = await _attach(stack, plan.engine.config, engine)
-        peers = Peers(engine.info, _kvd_address(plan.engine.config), signer)
+        peers = Peers(engine.info, lambda: _kvd_address(plan.engine.config, handoffs), signer)
         metrics = Metrics(program.name, program.metrics)
         parts = Parts(engine, handoffs, peers, Calls(), clock, Server([program.service]), metrics, plan.role)
         program.add(parts, plan.service)
@@ -160,8 +160,11 @@ async def _attach(stack: AsyncExitStack, config: EngineConfig, engine: Engine) -
     return handoffs
 
 
-def _kvd_address(config: EngineConfig) -> str:
-    return "" if config.kvd_socket is None else f"unix:{config.kvd_socket.absolute()}"
+def _kvd_address(config: EngineConfig, handoffs: HandoffHost | None) -> str:
+    """Where other nodes reach the engine's kvd; its socket where it has no peers."""
+    if config.kvd_socket is None or handoffs is None:
+        return ""
+    return handoffs.peer_address or f"unix:{config.kvd_socket.absolute()}"
 
 
 def _register(plan: Plan[Any], parts: Parts, signer: Signer, port: int) -> Registration | None:

@@ -221,12 +221,22 @@ KVD_COPIER: Final = _gauge(
     names.KVD_COPIER_INFO, "1; how host memory is copied: compiled, or python, which is slower.", "copier"
 )
 KVD_DRAINING: Final = _gauge(names.KVD_DRAINING, "1 while new transfers are refused.")
+KVD_PEERS: Final = _gauge(
+    names.KVD_PEERS, "Other nodes' daemons by the link's state: connecting, open or away (within the grace).", "state"
+)
+KVD_PEERS_LOST: Final = _counter(
+    names.KVD_PEERS_LOST_TOTAL, "Links to other nodes' daemons that were lost, with all that was open on them."
+)
+KVD_PEER_OPERATIONS: Final = _gauge(
+    names.KVD_PEER_OPERATIONS, "Copies that other nodes' daemons carry out for transfers of this node's engines."
+)
 
 KVD: Final = (
     BUILD_INFO, KVD_BLOCKS, KVD_REGION_BYTES, KVD_ENGINES, KVD_PARTICIPANTS, KVD_TRANSFERS, KVD_ENDS, KVD_ENDED,
     KVD_TRANSFER_SECONDS, KVD_COPIES, KVD_COPIED_BYTES, KVD_COPY_SECONDS, KVD_COPIES_RUNNING, KVD_FENCES,
     KVD_FENCES_WAITED, KVD_FENCE_SECONDS, KVD_FENCE_LONGEST, KVD_FENCES_TORN_DOWN, KVD_EXPIRIES, KVD_TIES,
-    KVD_NOTICES, KVD_DEFECTS, KVD_COPIER, KVD_DRAINING,
+    KVD_NOTICES, KVD_DEFECTS, KVD_COPIER, KVD_DRAINING, KVD_PEERS,
+    KVD_PEERS_LOST, KVD_PEER_OPERATIONS,
 )  # fmt: skip
 
 # -- prefill and decode services --------------------------------------------------------------

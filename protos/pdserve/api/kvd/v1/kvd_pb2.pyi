@@ -419,6 +419,7 @@ class Welcome(google.protobuf.message.Message):
     LEASE_MS_FIELD_NUMBER: builtins.int
     FENCE_MS_FIELD_NUMBER: builtins.int
     RENEW_MS_FIELD_NUMBER: builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     """UUID, fresh at every start of kvd."""
     notice_endpoint: builtins.str
@@ -431,6 +432,8 @@ class Welcome(google.protobuf.message.Message):
     """Longest wait for `fenced`, milliseconds."""
     renew_ms: builtins.int
     """How often to renew, milliseconds."""
+    peer_address: builtins.str
+    """HOST:PORT at which daemons of other nodes reach this one, for locators; empty where it has no peers."""
     def __init__(
         self,
         *,
@@ -440,8 +443,9 @@ class Welcome(google.protobuf.message.Message):
         lease_ms: builtins.int = ...,
         fence_ms: builtins.int = ...,
         renew_ms: builtins.int = ...,
+        peer_address: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["fence_ms", b"fence_ms", "kvd_epoch", b"kvd_epoch", "lease_ms", b"lease_ms", "memory_socket", b"memory_socket", "notice_endpoint", b"notice_endpoint", "renew_ms", b"renew_ms"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["fence_ms", b"fence_ms", "kvd_epoch", b"kvd_epoch", "lease_ms", b"lease_ms", "memory_socket", b"memory_socket", "notice_endpoint", b"notice_endpoint", "peer_address", b"peer_address", "renew_ms", b"renew_ms"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Welcome: typing_extensions.TypeAlias = Welcome
@@ -675,6 +679,69 @@ class Fences(google.protobuf.message.Message):
 Global___Fences: typing_extensions.TypeAlias = Fences
 
 @typing.final
+class Peer(google.protobuf.message.Message):
+    """Another node's daemon."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    KVD_EPOCH_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    OPERATIONS_FIELD_NUMBER: builtins.int
+    RELAYED_FIELD_NUMBER: builtins.int
+    UNACKNOWLEDGED_FIELD_NUMBER: builtins.int
+    RESUMED_FIELD_NUMBER: builtins.int
+    CLOCK_AHEAD_SECONDS_FIELD_NUMBER: builtins.int
+    CLOCK_UNCERTAINTY_SECONDS_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """HOST:PORT; empty where it cannot be called."""
+    node: builtins.str
+    """Name of its node; for people."""
+    kvd_epoch: builtins.str
+    """UUID of its present life; empty until it has spoken."""
+    version: builtins.str
+    state: builtins.str
+    """"connecting", "open", or "away": without a stream, within the grace."""
+    engines: builtins.int
+    """Engines of that node that hand over to or from this one."""
+    operations: builtins.int
+    """Operations that it carries out for transfers of this node's engines."""
+    relayed: builtins.int
+    """Consumers of this node whose transfers' book it keeps."""
+    unacknowledged: builtins.int
+    """Messages that it has not said it took."""
+    resumed: builtins.int
+    """How often the link went on over another stream."""
+    clock_ahead_seconds: builtins.float
+    """How far its wall clock is ahead of this node's, give or take the uncertainty; seconds, as measured when the
+    present stream was made.
+    """
+    clock_uncertainty_seconds: builtins.float
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        node: builtins.str = ...,
+        kvd_epoch: builtins.str = ...,
+        version: builtins.str = ...,
+        state: builtins.str = ...,
+        engines: builtins.int = ...,
+        operations: builtins.int = ...,
+        relayed: builtins.int = ...,
+        unacknowledged: builtins.int = ...,
+        resumed: builtins.int = ...,
+        clock_ahead_seconds: builtins.float = ...,
+        clock_uncertainty_seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["address", b"address", "clock_ahead_seconds", b"clock_ahead_seconds", "clock_uncertainty_seconds", b"clock_uncertainty_seconds", "engines", b"engines", "kvd_epoch", b"kvd_epoch", "node", b"node", "operations", b"operations", "relayed", b"relayed", "resumed", b"resumed", "state", b"state", "unacknowledged", b"unacknowledged", "version", b"version"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Peer: typing_extensions.TypeAlias = Peer
+
+@typing.final
 class DescribeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -724,6 +791,9 @@ class DescribeResponse(google.protobuf.message.Message):
     EXPIRIES_FIELD_NUMBER: builtins.int
     DEFECTS_FIELD_NUMBER: builtins.int
     COPIER_FIELD_NUMBER: builtins.int
+    PEERS_FIELD_NUMBER: builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: builtins.int
+    PEERS_LOST_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     version: builtins.str
     draining: builtins.bool
@@ -735,6 +805,10 @@ class DescribeResponse(google.protobuf.message.Message):
     """How host memory is copied: "compiled", or "python" (slower) where the installation has no compiled
     copy loop for this machine.
     """
+    peer_address: builtins.str
+    """HOST:PORT at which other nodes reach this daemon; empty where it has no peers."""
+    peers_lost: builtins.int
+    """Links to peers that were lost, with all that was open on them."""
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Transports that work on this node, in order of preference."""
@@ -753,6 +827,8 @@ class DescribeResponse(google.protobuf.message.Message):
     def expiries(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Deadlines that ran out, by name: lease (an incident: nobody renewed it), accept, park, transfer."""
 
+    @property
+    def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
     def __init__(
         self,
         *,
@@ -768,10 +844,13 @@ class DescribeResponse(google.protobuf.message.Message):
         expiries: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         defects: builtins.int = ...,
         copier: builtins.str = ...,
+        peers: collections.abc.Iterable[Global___Peer] | None = ...,
+        peer_address: builtins.str = ...,
+        peers_lost: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["fences", b"fences"]
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["copier", b"copier", "defects", b"defects", "draining", b"draining", "engines", b"engines", "expiries", b"expiries", "fences", b"fences", "kvd_epoch", b"kvd_epoch", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "uptime_seconds", b"uptime_seconds", "version", b"version"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["copier", b"copier", "defects", b"defects", "draining", b"draining", "engines", b"engines", "expiries", b"expiries", "fences", b"fences", "kvd_epoch", b"kvd_epoch", "peer_address", b"peer_address", "peers", b"peers", "peers_lost", b"peers_lost", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "uptime_seconds", b"uptime_seconds", "version", b"version"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DescribeResponse: typing_extensions.TypeAlias = DescribeResponse

@@ -1,0 +1,1 @@
+"""Two nodes: the link between their daemons, and what each does for the other's engines."""

@@ -1,0 +1,42 @@
+"""Makes the cards by which other nodes read this node's memory, and takes the registrations back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import structlog
+
+from pdserve.kvd.transport.port import MappedRegion, Reaching, Transport
+from pdserve.kvd.types import RegionKey
+from pdserve.rpc.errors import PdserveError
+
+log = structlog.get_logger(__name__)
+
+
+class Cards:
+    """See the module. A card is made when a peer needs it first; the transports keep it."""
+
+    def __init__(self, transports: Sequence[Transport], mapped: Callable[[], Mapping[RegionKey, MappedRegion]]) -> None:
+        """`mapped` gives the memory that is here."""
+        self._reaching = {t.capabilities.name: cast("Reaching", t) for t in transports if t.capabilities.other_node}
+        self._mapped = mapped
+
+    async def of(self, engine_id: str) -> dict[RegionKey, dict[str, bytes]]:
+        """The cards of each rank that is here, by transport. One that cannot be made is absent, and logged."""
+        found: dict[RegionKey, dict[str, bytes]] = {}
+        for key in [key for key in self._mapped() if key.engine_id == engine_id]:
+            cards = found[key] = {}
+            for name, transport in self._reaching.items():
+                region = self._mapped().get(key)
+                if region is None or region.kind not in transport.capabilities.kinds:
+                    continue
+                try:
+                    cards[name] = await transport.card(region)
+                except PdserveError as error:
+                    log.error("no_card", region=str(key), transport=name, error=error.message)
+        return found
+
+    async def forget(self, regions: Sequence[MappedRegion]) -> None:
+        """Takes registrations back; the regions' sessions are closed before, and they are unmapped after."""
+        for region in regions:
+            for transport in self._reaching.values():
+                await transport.forget(region)

@@ -1,0 +1,43 @@
+"""Cuts a copy into chunks small enough that a cancelled one ends soon. Pure; numpy only.
+
+runs    [------ 2.5 MiB ------][4 KiB][4 KiB]...
+pieces  [1 MiB  ][1 MiB  ][½  ][4 KiB][4 KiB]...
+chunks  '-----------------''---------------- ... as long as is asked for each time
+"""
+
+from typing import Final
+
+import numpy as np
+
+from pdserve.kvd.plan import Offsets, Runs
+
+PIECE_BYTES: Final = 1 << 20
+"""The longest descriptor, and the shortest chunk that may be asked for."""
+
+
+class Cutter:
+    """Hands out lists of (source, destination, length) that together are the runs, in their order."""
+
+    def __init__(self, runs: Runs, piece: int = PIECE_BYTES) -> None:
+        self._src, self._dst, self._length = _pieces(runs, np.uint64(piece))
+        self._ends = np.cumsum(self._length)
+        self._low = 0
+
+    def next(self, limit: int) -> tuple[Offsets, Offsets, Offsets] | None:
+        """At most `limit` bytes, which is at least a piece; None after the last."""
+        low = self._low
+        if low == len(self._length):
+            return None
+        done = self._ends[low - 1] if low else np.uint64(0)
+        high = self._low = int(np.searchsorted(self._ends, done + np.uint64(limit), side="right"))
+        return self._src[low:high], self._dst[low:high], self._length[low:high]
+
+
+def _pieces(runs: Runs, limit: np.uint64) -> tuple[Offsets, Offsets, Offsets]:
+    if not len(runs) or runs.length.max() <= limit:
+        return runs.src, runs.dst, runs.length
+    counts = ((runs.length + limit - np.uint64(1)) // limit).astype(np.int64)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    within = (np.arange(len(firsts), dtype=np.int64) - firsts).astype(np.uint64) * limit
+    left = np.repeat(runs.length, counts) - within
+    return np.repeat(runs.src, counts) + within, np.repeat(runs.dst, counts) + within, np.minimum(left, limit)

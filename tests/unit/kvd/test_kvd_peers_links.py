@@ -1,0 +1,251 @@
+"""Links between daemons: whose call stands, what goes on over another stream, what is lost. No I/O, time by hand."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from pdserve.kvd.effects import CancelOp
+from pdserve.kvd.peers.link import Link, LinkState
+from pdserve.kvd.peers.links import LinkLimits, Links
+from pdserve.kvd.peers.messages import ClockOffset, Frame, Greeting
+from pdserve.kvd.types import PROTOCOL
+from pdserve.rpc.errors import (
+    IncompatibleEngines,
+    InvalidRequest,
+    Overloaded,
+    PdserveError,
+    PeerLost,
+    TicketForged,
+    Unavailable,
+)
+
+LIMITS = LinkLimits(connect=5, grace=2, backoff_first=0.1, backoff_most=1, max_outbox=8, max_links=3)
+
+
+@dataclass
+class Side:
+    """One daemon's links, and what was lost of them."""
+
+    epoch: str
+    address: str
+    lost: list[tuple[Link, PdserveError]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.links = Links(self.epoch, LIMITS, lambda link, error, _: self.lost.append((link, error)), lambda: 1.0)
+
+    def says(self, link: Link | None = None, **more: object) -> Greeting:
+        """Its greeting on a link."""
+        where = (link.number, link.held, link.received) if link is not None else (0, False, 0)
+        known = Greeting(self.epoch, "", PROTOCOL, self.address, self.address, "boot", 0, 0, *where)
+        return Greeting(**({name: getattr(known, name) for name in Greeting.__slots__} | more))
+
+
+def connected(a: Side, b: Side, now: float = 0.0) -> tuple[Link, Link]:
+    """`a` calls `b`: their two halves of the link."""
+    ours = a.links.towards(b.address, now)
+    a.links.dials(now)
+    theirs, _, resumed = b.links.hello(a.says(ours), now)
+    a.links.welcomed(ours, b.says(theirs, held=resumed), now)
+    return ours, theirs
+
+
+@pytest.fixture
+def low() -> Side:
+    """The daemon with the lower epoch."""
+    return Side("1", "low:1")
+
+
+@pytest.fixture
+def high() -> Side:
+    """The other."""
+    return Side("2", "high:1")
+
+
+def frames(link: Link) -> list[Frame]:
+    """All that a link has for its stream."""
+    found = []
+    while (frame := link.frame(link.stream)) is not None:
+        found.append(frame)
+    return found
+
+
+def test_where_both_call_the_lower_epochs_call_stands(low: Side, high: Side) -> None:
+    """The other one is refused, and takes the call that comes; one link, one stream, nothing lost."""
+    mine, theirs = low.links.towards("high:1", 0), high.links.towards("low:1", 0)
+    low.links.dials(0)
+    high.links.dials(0)
+    with pytest.raises(Unavailable) as refused:
+        low.links.hello(high.says(theirs), 0)
+    high.links.dial_failed(theirs, refused.value, 0)
+    met, _, resumed = high.links.hello(low.says(mine), 0)
+    low.links.welcomed(mine, high.says(met, held=resumed), 0)
+    assert met is theirs
+    assert (len(low.links), len(high.links), low.lost, high.lost) == (1, 1, [], [])
+    assert (mine.state, theirs.state) == (LinkState.OPEN, LinkState.OPEN)
+    assert high.links.dials(10.0) == []
+
+
+def test_a_call_that_was_overtaken_does_not_undo_the_link(low: Side, high: Side) -> None:
+    """A greeting from before the present link is refused, with the link's number; the link stays."""
+    stale = high.says(high.links.towards("low:1", 0))
+    high.links.dials(0)
+    mine, theirs = connected(low, high)
+    with pytest.raises(Unavailable) as refused:
+        low.links.hello(stale, 0)
+    high.links.dial_failed(theirs, refused.value, 0)
+    assert (mine.state, theirs.state, low.lost, high.lost) == (LinkState.OPEN, LinkState.OPEN, [], [])
+
+
+def test_a_row_goes_on_over_another_stream(low: Side, high: Side) -> None:
+    """What was taken is not sent again, what was not is; queued words follow."""
+    mine, theirs = connected(low, high)
+    for op in range(4):
+        low.links.send(mine, CancelOp(op), 0)
+    sent = frames(mine)
+    assert [theirs.take(frame) for frame in sent[:2]] == [CancelOp(0), CancelOp(1)]
+    low.links.dropped(mine, mine.stream, 1)
+    high.links.dropped(theirs, theirs.stream, 1)
+    low.links.send(mine, CancelOp(4), 1)
+    assert low.links.dials(1) == [mine]
+    again, _, resumed = high.links.hello(low.says(mine), 1.5)
+    low.links.welcomed(mine, high.says(again, held=resumed), 1.5)
+    assert resumed
+    assert again is theirs
+    assert [theirs.take(frame) for frame in frames(mine)] == [CancelOp(2), CancelOp(3), CancelOp(4)]
+    assert not low.lost
+    assert not high.lost
+
+
+@pytest.mark.parametrize("forgets", ["caller", "listener"])
+def test_what_one_side_has_given_up_is_lost_to_the_other(low: Side, high: Side, forgets: str) -> None:
+    """Whoever still holds the link hears it with the next stream, and the row begins anew."""
+    mine, theirs = connected(low, high)
+    low.links.dropped(mine, mine.stream, 0)
+    high.links.dropped(theirs, theirs.stream, 0)
+    (low if forgets == "caller" else high).links.expire(3.0)
+    mine = low.links.towards("high:1", 3.0)
+    low.links.send(mine, CancelOp(7), 3.0)
+    while mine.state is not LinkState.OPEN:
+        assert low.links.dials(3.0) == [mine]
+        try:
+            met, _, resumed = high.links.hello(low.says(mine), 3.0)
+            low.links.welcomed(mine, high.says(met, held=resumed), 3.0)
+        except Unavailable as error:
+            low.links.dial_failed(mine, error, 3.0)
+    assert len(low.lost) == len(high.lost) == 1
+    assert mine.number == met.number > 1
+    assert [met.take(frame) for frame in frames(mine)] == ([CancelOp(7)] if forgets == "caller" else [])
+
+
+@pytest.mark.parametrize("who", ["calls", "is called"])
+def test_another_daemon_at_the_same_address_is_another_peer(low: Side, high: Side, who: str) -> None:
+    """What was open with the old one is lost the moment that the new one is met."""
+    mine, _ = connected(low, high)
+    low.links.dropped(mine, mine.stream, 0)
+    fresh = Side("3", "high:1")
+    if who == "calls":
+        met, _, resumed = low.links.hello(fresh.says(), 0.1)
+    else:
+        low.links.dials(0.1)
+        theirs, _, resumed = fresh.links.hello(low.says(mine), 0.1)
+        low.links.welcomed(mine, fresh.says(theirs, held=resumed), 0.1)
+        met = mine
+    assert not resumed
+    assert [error.reason for _, error in low.lost] == ["PEER_LOST"]
+    assert "restarted" in low.lost[0][1].message
+    assert (met.epoch, met.state, len(low.links)) == ("3", LinkState.OPEN, 1)
+
+
+def test_a_link_is_given_up_after_the_grace_and_one_that_never_was_after_its_own_time(low: Side) -> None:
+    """Both deadlines are known beforehand, and say why."""
+    link = low.links.towards("high:1", 0)
+    low.links.dials(0)
+    low.links.dial_failed(link, Unavailable("no route"), 0)
+    assert low.links.next_deadline() == pytest.approx(0.1)
+    low.links.expire(4.9)
+    assert not low.lost
+    low.links.put_off(1.0)
+    low.links.expire(5.9)
+    assert not low.lost
+    low.links.expire(6.0)
+    assert "not reached within 5 s: no route" in low.lost[0][1].message
+    assert len(low.links) == 0
+    assert low.links.next_deadline() is None
+
+
+def test_pauses_between_calls_grow_to_a_bound(low: Side) -> None:
+    """By the double, and never above a second."""
+    link, now, pauses = low.links.towards("high:1", 0), 0.0, []
+    for _ in range(6):
+        assert low.links.dials(now) == [link]
+        low.links.dial_failed(link, Unavailable("no"), now)
+        assert link.dial_at is not None
+        pauses.append(link.dial_at - now)
+        now = link.dial_at
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_a_refusal_that_would_come_again_gives_up_at_once(low: Side) -> None:
+    """With the reason of the refusal."""
+    link = low.links.towards("high:1", 0)
+    low.links.dials(0)
+    low.links.dial_failed(link, TicketForged("not of this cluster"), 0)
+    assert [error.reason for _, error in low.lost] == ["TICKET_FORGED"]
+    assert not len(low.links)
+
+
+def test_a_peer_that_takes_nothing_is_lost(low: Side, high: Side) -> None:
+    """What waits for it is bounded."""
+    mine, _ = connected(low, high)
+    for op in range(9):
+        low.links.send(mine, CancelOp(op), 0)
+    assert isinstance(low.lost[0][1], PeerLost)
+    assert not len(low.links)
+
+
+def test_the_number_of_peers_is_bounded(low: Side) -> None:
+    """One too many is refused; those that are there stay."""
+    for n in range(3):
+        low.links.towards(f"peer:{n}", 0)
+    with pytest.raises(Overloaded):
+        low.links.towards("peer:4", 0)
+    assert low.links.towards("peer:0", 0)
+
+
+def test_a_caller_that_cannot_be_a_peer_is_refused(low: Side, high: Side) -> None:
+    """Another protocol, and oneself."""
+    with pytest.raises(IncompatibleEngines):
+        low.links.hello(high.says(protocol=PROTOCOL + 1), 0)
+    with pytest.raises(InvalidRequest):
+        low.links.hello(low.says(), 0)
+    assert not len(low.links)
+
+
+def test_what_cannot_be_of_a_row_is_refused(low: Side, high: Side) -> None:
+    """A hole, and an acknowledgement of what was never sent; what was taken before is passed over."""
+    mine, _ = connected(low, high)
+    with pytest.raises(InvalidRequest):
+        mine.take(Frame(2, 0, CancelOp(1)))
+    with pytest.raises(InvalidRequest):
+        mine.take(Frame(1, 5, CancelOp(1)))
+    assert mine.take(Frame(1, 0, CancelOp(1))) == CancelOp(1)
+    assert mine.take(Frame(1, 0, CancelOp(1))) is None
+
+
+def test_a_silent_side_says_how_far_it_is(low: Side, high: Side) -> None:
+    """So that the other need not keep everything."""
+    mine, theirs = connected(low, high)
+    for n in range(1, 65):
+        theirs.take(Frame(n, 0, CancelOp(n)))
+    (frame,) = frames(theirs)
+    assert (frame.number, frame.received, frame.message) == (0, 64, None)
+    assert frames(theirs) == []
+    assert mine.waiting == 0
+
+
+def test_stamps_are_converted_to_ones_own_clock_and_back() -> None:
+    """An absent one stays absent."""
+    ahead = ClockOffset(1_000, 0, 5)
+    assert ahead.ours(5_000) == 4_000
+    assert ahead.seen_from_there.ours(ahead.ours(5_000)) == 5_000
+    assert ahead.ours(0) == 0
