@@ -83,6 +83,7 @@ class Copier:
                 error = "cancelled" if moved.cancelled else ""
         except PdserveError as failure:
             log.warning("copy_failed", transfer_id=post.transfer_id.hex(), error=failure.message)
+            self._sessions.failed((post.src, post.dst))
             error = failure.message
         except Exception as failure:  # noqa: BLE001  # the core must hear of the end; it is logged
             self._defect(failure)

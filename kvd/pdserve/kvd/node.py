@@ -80,7 +80,7 @@ class Node:
         check = partial(source, self._signer, self._clock)
         self.desk = Desk(self.epoch, self.transfers, config.peer.limits(config.grace), check, random.random)
         self._requests = Requests(self.transfers, self.desk, check)
-        self._sessions = Sessions(self.transports, self.mapped.get, self.desk.guests.far)
+        self._sessions = Sessions(self.transports, self.mapped.get, self.desk.guests)
         self._copier = Copier(self.registry, self._sessions, self._op_ended, self.defect)
         cards = Cards(self.transports, lambda: self.mapped)
         self.network = Network(

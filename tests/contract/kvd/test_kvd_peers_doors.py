@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -10,13 +11,13 @@ import pytest
 from pdserve.api.kvd.v1 import peer_pb2, peer_pb2_grpc
 from pdserve.kvd.client import Outcome
 from pdserve.kvd.config import KvdConfig
-from pdserve.kvd.peers import proof
+from pdserve.kvd.peers import network, proof
 from pdserve.kvd.peers.config import PeerConfig
 from pdserve.kvd.testing import FakeEngine, RunningNode, running_node
 from pdserve.rpc.errors import ConfigError
 from pdserve.rpc.status import to_error
 from pdserve.runtime.config import ClusterKey
-from tests.contract.kvd.peers_rig import Pair, new_id
+from tests.contract.kvd.peers_rig import Pair, new_id, until
 
 KEY, OTHER_KEY = b"the key of this cluster", b"the key of another one"
 GIVEN = ClusterKey(KEY, given=True)
@@ -89,6 +90,45 @@ async def test_a_daemon_under_another_address_than_was_called_is_refused() -> No
         end = await d.end_of("d")
         assert end.reason == "CONFIG"
         assert "says that it is at another:1" in end.detail
+
+
+class Leaves(peer_pb2_grpc.PeerServiceServicer):
+    """Challenges, and is gone."""
+
+    async def Connect(self, request_iterator: object, context: object) -> AsyncIterator[peer_pb2.ConnectResponse]:
+        """See peer.proto."""
+        yield peer_pb2.ConnectResponse(challenge=peer_pb2.Challenge(nonce=bytes(16), address=self.address))
+
+    address = ""
+
+
+async def test_a_stream_that_is_over_before_the_greeting_is_a_call_that_came_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As any other: it is logged, and called again after a pause."""
+    read = network._read
+
+    async def read_late(call: network._Call) -> peer_pb2.ConnectResponse:
+        message = await read(call)
+        await call.wait_for_connection()
+        while not call.done():  # noqa: ASYNC110  # grpc's own tasks end it
+            await asyncio.sleep(0)
+        return message
+
+    monkeypatch.setattr(network, "_read", read_late)
+    server, leaves = grpc.aio.server(), Leaves()
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(leaves, server)
+    leaves.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with running_node() as a, asyncio.timeout(10.0):
+        node = a.kvd.node
+        link = node.desk.links.towards(leaves.address, node.now())
+        node.network.kick(node.now())
+        await until(lambda: link.failures > 0)
+        assert link.last_error is not None
+        assert "before it was greeted" in link.last_error.message
+        assert not node.defects
+    await server.stop(0)
 
 
 # -- TLS ------------------------------------------------------------------------------------

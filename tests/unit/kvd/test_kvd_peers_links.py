@@ -194,6 +194,18 @@ def test_a_refusal_that_would_come_again_gives_up_at_once(low: Side) -> None:
     assert not len(low.links)
 
 
+@pytest.mark.parametrize("said", ["9" * 5000, str(1 << 64), "-1", "\u00b2", "a number"])
+def test_a_refusal_that_speaks_of_no_link_is_a_call_that_came_to_nothing(low: Side, said: str) -> None:
+    """Whoever answers at the address may have said it: it costs a pause, and the link's number stays its own."""
+    link = low.links.towards("peer:1", 0)
+    low.links.dials(0)
+    low.links.dial_failed(link, Unavailable("the call is older than the link", link=said), 0)
+    assert (link.number, link.dial_at, link.failures) == (0, 0.1, 1)
+    low.links.dials(1)
+    low.links.dial_failed(link, Unavailable("the call is older than the link", link="7"), 1)
+    assert (link.number, link.dial_at) == (7, 1)
+
+
 def test_a_peer_that_takes_nothing_is_lost(low: Side, high: Side) -> None:
     """What waits for it is bounded."""
     mine, _ = connected(low, high)

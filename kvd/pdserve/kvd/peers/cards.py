@@ -1,5 +1,6 @@
 """Makes the cards by which other nodes read this node's memory, and takes the registrations back."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -19,6 +20,7 @@ class Cards:
         """`mapped` gives the memory that is here."""
         self._reaching = {t.capabilities.name: cast("Reaching", t) for t in transports if t.capabilities.other_node}
         self._mapped = mapped
+        self._making: dict[asyncio.Task[bytes], RegionKey] = {}
 
     async def of(self, engine_id: str) -> dict[RegionKey, dict[str, bytes]]:
         """The cards of each rank that is here, by transport. One that cannot be made is absent, and logged."""
@@ -30,13 +32,37 @@ class Cards:
                 if region is None or region.kind not in transport.capabilities.kinds:
                     continue
                 try:
-                    cards[name] = await transport.card(region)
+                    made = await self._make(transport, region)
                 except PdserveError as error:
                     log.error("no_card", region=str(key), transport=name, error=error.message)
+                else:
+                    if made is not None:
+                        cards[name] = made
         return found
 
+    async def _make(self, transport: Reaching, region: MappedRegion) -> bytes | None:
+        """A card; None where the region went meanwhile."""
+        task = asyncio.create_task(transport.card(region))
+        self._making[task] = region.key
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            del self._making[task]
+        return None if task.cancelled() else task.result()
+
     async def forget(self, regions: Sequence[MappedRegion]) -> None:
-        """Takes registrations back; the regions' sessions are closed before, and they are unmapped after."""
+        """Takes registrations back, also those under way; the regions' sessions are closed before, and they are
+        unmapped after, whatever a transport says."""
+        keys = {region.key for region in regions}
+        making = [task for task, key in self._making.items() if key in keys]
+        for task in making:
+            task.cancel()
+        if making:
+            await asyncio.wait(making)
         for region in regions:
-            for transport in self._reaching.values():
-                await transport.forget(region)
+            for name, transport in self._reaching.items():
+                try:
+                    await transport.forget(region)
+                except PdserveError as error:
+                    log.error("card_not_taken_back", region=str(region.key), transport=name, error=error.message)

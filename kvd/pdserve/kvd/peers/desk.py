@@ -55,7 +55,7 @@ class Desk:
         self._relay = transfers.relay
         self.links = Links(epoch, limits, self._lost, jitter)
         self.guests = Guests(self._registry, transfers)
-        self.heard = Hearing(self.links, self.guests, transfers, check).heard
+        self.heard = Hearing(self.links, self.guests, transfers, check, self._again).heard
         """Takes one frame of a stream."""
         self.lost = 0
         """Links that were lost."""
@@ -165,7 +165,7 @@ class Desk:
             if entry is not None and engine_id in link.introduced:
                 self._introduce(link, entry, now)
             if engine_id in self._readers.get(link, ()):
-                self._wanting.append((link, engine_id))
+                self._want(link, engine_id)
 
     def engine_gone(self, engine_id: str, detail: str, now: float, *, over: bool) -> None:
         """An engine cannot be heard, or is over."""
@@ -181,6 +181,16 @@ class Desk:
             link.introduced[entry.engine_id] = len(entry.regions)
             engine = PeerEngine(entry.engine_id, entry.ranks, entry.identity or {}, dict(entry.regions))
             self._send(link, engine, now)
+
+    def _again(self, link: Link) -> None:
+        """An operation came to nothing: a peer may have given up the cards that it had, and hears what they are now.
+        Of all engines that it reads from, since what served one may have served all."""
+        for engine_id in self._readers.get(link, ()):
+            self._want(link, engine_id)
+
+    def _want(self, link: Link, engine_id: str) -> None:
+        if (link, engine_id) not in self._wanting:
+            self._wanting.append((link, engine_id))
 
     def wanting(self) -> list[tuple[Link, str]]:
         """Whose cards are to be made and given to `carded`, and for which link; since the last call."""
@@ -218,9 +228,11 @@ class Desk:
         source = self._registry.get(post.src.engine_id)
         if source is not None:
             self._introduce(link, source, now)
+        if post.op_id not in self._transfers.book.ops:
+            return  # that was too much for the link, and it is lost
         if post.src.engine_id not in self._readers.setdefault(link, set()):
             self._readers[link].add(post.src.engine_id)
-            self._wanting.append((link, post.src.engine_id))
+            self._want(link, post.src.engine_id)
         self._send(link, self.guests.posted(post, link), now)
 
     def _tear_down(self, op_ids: tuple[int, ...], now: float) -> TearDown | None:

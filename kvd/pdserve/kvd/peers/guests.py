@@ -77,6 +77,12 @@ class Guests:
             self._news.clear()
             await self._news.wait()
 
+    def stale(self, far: FarRegion) -> None:
+        """A card led nowhere: `far` waits for the next one. That comes, since an operation fails for it, on which the
+        daemon that posted it sends its cards again (see `Desk`)."""
+        if self._cards.get(far.key) is far.cards:
+            del self._cards[far.key]
+
     # -- operations that others carry out ---------------------------------------------------
 
     def posted(self, post: Post, link: Link) -> PostOp:

@@ -37,12 +37,21 @@ def note(link: Link, event: str, error: PdserveError) -> Note:
 class Hearing:
     """See the module."""
 
-    def __init__(self, links: Links, guests: Guests, transfers: Transfers, check: Check) -> None:
+    def __init__(
+        self,
+        links: Links,
+        guests: Guests,
+        transfers: Transfers,
+        check: Check,
+        unread: Callable[[Link], None],
+    ) -> None:
+        """`unread` hears of a peer that could not read what it was to."""
         self._links = links
         self._guests = guests
         self._transfers = transfers
         self._relay = transfers.relay
         self._check = check
+        self._unread = unread
 
     def heard(self, link: Link, stream: int, frame: Frame, now: float) -> None:
         """One frame of a stream. What makes no sense breaks the link; what cannot be done is noted, or told."""
@@ -82,6 +91,8 @@ class Hearing:
                     self._answer(link, over, now)
             case OpEnded():
                 self._guests.op_ended(link, message, now)
+                if message.error:
+                    self._unread(link)
 
     def _answer(self, link: Link, ended: OpEnded | None, now: float) -> None:
         if ended is not None:

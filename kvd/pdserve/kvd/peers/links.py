@@ -27,7 +27,9 @@ _REFUSALS: Final = (InvalidRequest, Unauthenticated, TicketRefused, Incompatible
 """Errors that another call would meet again."""
 _SECOND_CALL_S: Final = 0.2
 _LINK: Final = "link"
-"""Metadata of a refusal: the link that the two had last, as the one who refused knows it."""
+"""Metadata of a refusal: the link that the two had last, as the one who refused knows it. Nobody has proved that."""
+_MOST_LINKS: Final = 1 << 48
+"""More than two daemons ever have; a number above it is nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +133,11 @@ class Links:
         if link not in self._links or link.state is LinkState.OPEN:
             return  # the peer's own call has come meanwhile
         link.last_error = error
-        known = error.metadata.get(_LINK, "")
-        if known.isdecimal() and int(known) > link.number:
+        known = _number(error.metadata.get(_LINK, ""))
+        if known > link.number:
             if link.held:
                 self._lose(link, PeerLost(f"the daemon at {link.name} does not hold the link any more"), now)
-            link.number, link.dial_at = int(known), now
+            link.number, link.dial_at = known, now
             link.give_up_at = link.give_up_at or now + self._limits.connect
         elif isinstance(error, _REFUSALS):
             self._lose(link, error, now, forget=True)
@@ -239,3 +241,9 @@ class Links:
 
     def _at(self, address: str) -> Link | None:
         return next((link for link in self._links if link.address == address), None)
+
+
+def _number(text: str) -> int:
+    """Of a link; 0 where it is none."""
+    number = int(text) if text.isdecimal() and len(text) < 20 else 0
+    return number if number < _MOST_LINKS else 0

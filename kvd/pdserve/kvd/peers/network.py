@@ -36,6 +36,8 @@ from pdserve.runtime.signing import Signer
 log = structlog.get_logger(__name__)
 
 _STOP_GRACE_S: Final = 0.2
+_SHOWN: Final = 200
+"""Characters of what a stranger says."""
 
 _Call = grpc.aio.StreamStreamCall[peer_pb2.ConnectRequest, peer_pb2.ConnectResponse]
 _Context = grpc.aio.ServicerContext[peer_pb2.ConnectRequest, peer_pb2.ConnectResponse]
@@ -151,6 +153,8 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
             error = Unavailable("the peer ended the stream")
         except grpc.aio.AioRpcError as failure:
             error = to_error(failure)
+        except asyncio.InvalidStateError:
+            error = Unavailable("the peer ended the stream before it was greeted")
         except TimeoutError:
             error = Unavailable(f"no answer within {self._config.connect:g} s")
         except PdserveError as failure:
@@ -169,7 +173,8 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         if challenge.WhichOneof("message") != "challenge":
             raise InvalidRequest("the peer does not begin with a challenge")
         if challenge.challenge.address != link.address:
-            raise ConfigError(f"the kvd at {link.address} says that it is at {challenge.challenge.address}")
+            said = challenge.challenge.address[:_SHOWN]  # by nobody who has proved anything
+            raise ConfigError(f"the kvd at {link.address} says that it is at {said}")
         nonce, began = proof.new_nonce(), self._clock.monotonic_ns()
         signed = proof.sign(self._signer, self._greeting(link), challenge.challenge.nonce, nonce)
         await call.write(peer_pb2.ConnectRequest(greeting=peer_pb2.SignedGreeting(signed=signed)))

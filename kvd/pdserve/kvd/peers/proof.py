@@ -12,7 +12,7 @@ import grpc
 from pdserve.kvd.peers.codec import decode_greeting, encode_greeting
 from pdserve.kvd.peers.config import PeerConfig
 from pdserve.kvd.peers.messages import Greeting
-from pdserve.rpc.errors import ConfigError, TicketForged
+from pdserve.rpc.errors import ConfigError, InvalidRequest, TicketForged
 from pdserve.runtime.signing import Kind, Signer
 
 _NONCE: Final = 16
@@ -24,7 +24,13 @@ def new_nonce() -> bytes:
 
 
 def sign(signer: Signer, greeting: Greeting, theirs: bytes, ours: bytes = b"") -> bytes:
-    """A greeting over the other side's nonce, and with ours for its answer."""
+    """A greeting over the other side's nonce, and with ours for its answer.
+
+    Raises:
+        InvalidRequest: what the other side sent is no nonce: with a longer one it would have words of its own signed.
+    """
+    if len(theirs) != _NONCE:
+        raise InvalidRequest(f"a nonce of {len(theirs)} bytes, not {_NONCE}")
     return signer.sign(Kind.HELLO, theirs + encode_greeting(greeting, ours))
 
 

@@ -129,7 +129,7 @@ class NixlTransport:
 
 
 class NixlSession:
-    """See port.Session."""
+    """See port.FarSession."""
 
     def __init__(
         self,
@@ -148,6 +148,11 @@ class NixlSession:
         self._dst = dst
         self._copies: set[NixlCopy] = set()
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """See port.FarSession."""
+        return self._closing is not None or not self._process.running
 
     def start(self, runs: Runs) -> "NixlCopy":
         """See port.Session."""

@@ -180,7 +180,7 @@ class NixlProcess:
     @property
     def running(self) -> bool:
         """Whether it can still be asked something."""
-        return not self.failure
+        return not self.failure and not self._reader.at_eof()  # it is gone before it is known why
 
     @property
     def lanes(self) -> str:

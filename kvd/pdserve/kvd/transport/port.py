@@ -91,6 +91,17 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
+class FarSession(Session, Protocol):
+    """A session that may end by itself, as one with another node does."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it begins no copy any more; once it is, for ever. Its copies come to their ends all the same, and it
+        is closed like another."""
+        ...
+
+
 class Transport(Protocol):
     """A way to move bytes."""
 
@@ -140,7 +151,8 @@ class Reaching(Transport, Protocol):
     knows when its memory is not written any more, also when the other side is gone."""
 
     async def card(self, region: MappedRegion) -> bytes:
-        """What another node needs to read a region of this one; registers the memory, once.
+        """What another node needs to read a region of this one; registers the memory, once. Asked again, it is another
+        one where the last leads nowhere any more.
 
         Raises:
             TransferFailed: the region cannot be registered.
@@ -151,7 +163,7 @@ class Reaching(Transport, Protocol):
         """Takes a registration back before the region is unmapped; sessions with it are closed before. Safe twice."""
         ...
 
-    async def reach(self, src: RemoteRegion, dst: MappedRegion) -> Session:
+    async def reach(self, src: RemoteRegion, dst: MappedRegion) -> FarSession:
         """A new session from another node's region to one of this node. Cancelled before it returns, it leaves
         nothing open.
 

@@ -158,7 +158,7 @@ class SimTransport:
 
 
 class SimSession:
-    """See port.Session."""
+    """See port.FarSession."""
 
     def __init__(self, transport: SimTransport, src: Source, dst: MappedRegion) -> None:
         self._transport = transport
@@ -166,6 +166,11 @@ class SimSession:
         self._dst = dst
         self._tasks: set[asyncio.Task[Moved]] = set()
         self._closed = False
+
+    @property
+    def over(self) -> bool:
+        """See port.FarSession."""
+        return self._closed
 
     def start(self, runs: Runs) -> "SimCopy":
         """See port.Session."""

@@ -413,7 +413,7 @@ Global___PeerEngine: typing_extensions.TypeAlias = PeerEngine
 
 @typing.final
 class RegionCards(google.protobuf.message.Message):
-    """How to read one rank's memory from another node. Good until the engine is gone."""
+    """How to read one rank's memory from another node. Sent again after a failed read: the last counts."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
