@@ -4,7 +4,8 @@ Two processes: one owns 2 x 8 GiB of device memory in 32 pieces, as an engine of
 them by their handles. 1 GiB in scattered blocks over all layers goes through the daemon's own plan, session and device
 thread, by each way to copy, against a plain copy of as many bytes by the runtime, also in this process. A device that
 was idle is slow at first: each measurement comes right behind a plain copy that is not counted. Repeats are
-interleaved, in turned order; the ratio is of medians, of times until the host knows that the bytes are there.
+interleaved, in turned order; the ratio is of medians, of times until the host knows that the bytes are there. They are
+the device thread's: what the event loop does before and after, such as checking the runs, is in the waiter's time.
 """
 
 import asyncio

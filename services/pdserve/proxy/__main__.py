@@ -15,7 +15,8 @@ import structlog
 from pdserve.proxy.app import ProxyApp
 from pdserve.proxy.config import ProxyConfig
 from pdserve.proxy.metrics import span_readings
-from pdserve.proxy.tracing.apart import Apart, command
+from pdserve.proxy.tracing.apart import command
+from pdserve.proxy.tracing.relief import Relieved
 from pdserve.rpc.errors import ConfigError, PdserveError
 from pdserve.runtime import flags
 from pdserve.runtime.clock import Clock
@@ -66,11 +67,11 @@ async def serve(config: ProxyConfig, signer: Signer, shutdown: Shutdown, lines: 
         metrics = Metrics(names.PROXY, catalogue.PROXY)
         metrics.with_process()
         where = settings.endpoint(os.environ)
-        traces: Apart | None = None
+        traces: Relieved | None = None
         if where:  # first, since it starts beside all the rest, and last to be closed
-            argv = command(EXPORT_DELAY, lines.form, lines.level)
-            traces = apart = await stack.enter_async_context(Apart(argv, clock))
-            metrics.read(lambda: span_readings(apart.counts))
+            calm, urgent = (command(EXPORT_DELAY, lines.form, lines.level, urgent=urgent) for urgent in (False, True))
+            traces = sink = await stack.enter_async_context(Relieved(calm, urgent, clock))
+            metrics.read(lambda: span_readings(sink.counts))
         app = await ProxyApp.start(config, signer, clock, os.urandom, traces, metrics)
         stack.push_async_callback(app.aclose)
         at = app.addresses

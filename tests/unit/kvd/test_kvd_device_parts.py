@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pdserve.kvd.plan import Runs
-from pdserve.kvd.transport.device.parts import Place, aligned, batches, parts_of
+from pdserve.kvd.transport.device.parts import Place, aligned, batches, parts_of, surely_inside
 
 SIZES = ((4096, 64, 1024, 4096), (16, 9232, 32))
 BASES = ((1 << 40, 1 << 20, 1 << 30, 1 << 50), (3 << 20, 5 << 40, 7 << 30))
@@ -51,17 +51,47 @@ def test_batches_hold_the_same_bytes_and_no_more_than_they_may(most: int, longes
     assert list(batches(Runs(*[np.empty(0, np.uint64)] * 3), most, longest)) == []
 
 
-def test_a_search_by_halves_finds_each_piece() -> None:
+@pytest.mark.parametrize(("block", "sizes"), [(16, [256] * 4), (64, [256, 512, 256]), (256, [256, 512, 256])])
+def test_blocks_of_one_size_go_in_few_batches_of_which_the_first_is_shorter(block: int, sizes: list[int]) -> None:
+    """1 GiB in blocks of so many KiB, at most 512 MiB at a time: MiB of each batch. Nothing is copied of the runs."""
+    length = np.full((1 << 30) // (block << 10), block << 10, np.uint64)
+    runs = Runs(length, length, length)
+    parts = list(batches(runs, 512 << 20))
+    assert [part.total >> 20 for part in parts] == sizes
+    assert all(np.shares_memory(part.length, length) for part in parts)
+
+
+def test_one_short_run_beside_long_ones_makes_no_batch_too_large() -> None:
+    """Runs are counted by the first one's length only where all are as long."""
+    length = np.array([16, *[1 << 20] * 1000, 32], np.uint64)
+    parts = list(batches(Runs(length, length, length), 64 << 20))
+    assert all(part.total <= 64 << 20 for part in parts)
+    assert np.concatenate([part.length for part in parts]).tolist() == length.tolist()
+
+
+def test_runs_that_are_surely_inside_are_inside() -> None:
+    """Never said of a run that leaves a region, also where offset and length add up to more than 64 bits hold; said
+    up to the last byte where all runs are of one length."""
+
+    def sure(*pieces: tuple[int, int, int]) -> bool:
+        return surely_inside(Runs(*(np.array(column, np.uint64) for column in zip(*pieces, strict=True))), 4096, 8192)
+
+    assert sure((0, 0, 64), (4032, 8128, 64))
+    assert not sure((0, 0, 64), (4048, 0, 64))
+    assert not sure((0, 0, 64), (0, 8144, 64))
+    assert not sure((0, 0, 64), (0, 2**64 - 16, 64))
+    assert not sure((0, 0, 16), (0, 0, 2**64 - 16))
+    assert not sure((0, 0, 4096), (4080, 0, 16))  # inside, and not surely
+    assert surely_inside(Runs(*[np.empty(0, np.uint64)] * 3), 0, 0)
+
+
+def test_counting_what_begins_before_it_finds_an_offsets_piece() -> None:
     """The table as the kernel reads it: a power of two, filled up so that no offset lies behind its last entries."""
     place = Place(BASES[0], SIZES[0])
     starts, addresses = place.table()
     assert len(starts) & (len(starts) - 1) == 0
     for offset in range(0, place.size, 16):
-        piece, step = 0, len(starts) // 2
-        while step:
-            if starts[piece + step] <= offset:
-                piece += step
-            step //= 2
+        piece = int((starts <= offset).sum()) - 1
         assert addresses[piece] + offset - starts[piece] == int(place.at(np.array([offset], np.uint64))[0])
         assert min(starts[piece + 1], place.size) - offset == int(place.room(np.array([offset], np.uint64))[0])
 

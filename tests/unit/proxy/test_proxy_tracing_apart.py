@@ -266,7 +266,7 @@ async def test_whatever_else_there_is_to_do_comes_first(collector: Collector) ->
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         assert len(threads) > 1
         assert {os.getpriority(os.PRIO_PROCESS, one) for one in threads} == {usual + NICE}
-        assert {os.sched_getscheduler(one) for one in threads} == {os.SCHED_BATCH}
+        assert {os.sched_getscheduler(one) for one in threads} == {os.SCHED_IDLE}
         assert os.getpgid(apart.pid) == os.getpgid(0)
 
 

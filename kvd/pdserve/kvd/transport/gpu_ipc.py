@@ -11,6 +11,7 @@ bytes are in the device's memory, and whatever decode launches after that finds 
 
 import asyncio
 import collections
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Final
 import structlog
 
 from pdserve.kvd.plan import Runs
-from pdserve.kvd.transport.device.parts import ALIGNMENT, Place, aligned, batches
+from pdserve.kvd.transport.device.parts import ALIGNMENT, Place, aligned, batches, surely_inside
 from pdserve.kvd.transport.device.port import DeviceFailed, Devices, Event, Launch
 from pdserve.kvd.transport.device.worker import DeviceWorker
 from pdserve.kvd.transport.mover import Stop
@@ -181,7 +182,8 @@ class GpuSession:
         """See port.Session."""
         if self._closed:
             raise TransferFailed("the session is closed")
-        check_runs(runs, *self._regions)
+        if not surely_inside(runs, *(region.size for region in self._regions)):  # a fifth of the time
+            check_runs(runs, *self._regions)
         if not aligned(runs):
             raise TransferFailed(f"a copy on a device of bytes that are not multiples of {ALIGNMENT}")
         try:
@@ -213,9 +215,11 @@ class GpuCopy:
 
     def __init__(self, worker: DeviceWorker, runs: Runs, places: Sequence[Place], batch_bytes: int) -> None:
         self._worker = worker
-        self._runs = runs
+        self._total = runs.total
         self._places = places
-        self._batch_bytes = batch_bytes
+        # The first one is cut here, where the runs have just been looked through: the device would wait for it.
+        rest = batches(runs, batch_bytes)
+        self._batches = itertools.chain(list(itertools.islice(rest, 1)), rest)
         self._stop = Stop()
         self.task: asyncio.Task[Moved] | None = None
 
@@ -257,7 +261,7 @@ class GpuCopy:
         flying: collections.deque[tuple[Launch, int]] = collections.deque()
         moved = 0
         try:
-            for batch in batches(self._runs, self._batch_bytes):
+            for batch in self._batches:
                 if self._stop.is_set():
                     break
                 flying.append((self._worker.device.launch(batch, *self._places), batch.total))
@@ -266,7 +270,7 @@ class GpuCopy:
         finally:
             while flying:
                 moved += _landed(flying)
-        return Moved(moved, time.monotonic_ns() - began, cancelled=moved < self._runs.total)
+        return Moved(moved, time.monotonic_ns() - began, cancelled=moved < self._total)
 
 
 def _passed(events: Sequence[Event]) -> bool:

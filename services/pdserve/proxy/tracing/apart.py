@@ -1,4 +1,4 @@
-"""The sink that traces in a process of its own (child.py): hands each record on, and keeps one such process running.
+"""A sink that traces in a process of its own (child.py): hands each record on, and keeps one such process running.
 
 Nobody waits for it: what it cannot take is dropped and counted. One that dies is started again, after a while that
 grows, and what it had not sent is counted too.
@@ -36,10 +36,12 @@ _CALM_S: Final = 10.0
 """Without a record that was dropped, until the next one is said again."""
 
 
-def command(delay: float, form: LogFormat, level: LogLevel) -> list[str]:
-    """How the process is started. `delay`: see ExportSettings; its log goes where the proxy's goes."""
+def command(delay: float, form: LogFormat, level: LogLevel, *, urgent: bool = False) -> list[str]:
+    """How the process is started. `delay`: see ExportSettings; its log goes where the proxy's goes. `urgent`: it gets a
+    share of a full machine (child.py)."""
     module = [sys.executable, "-P", "-m", "pdserve.proxy.tracing.child"]  # -P: no module out of the current folder
-    return [*module, f"--delay={delay}", f"--log-format={form.value}", f"--log-level={level.value}"]
+    flags = [f"--delay={delay}", f"--log-format={form.value}", f"--log-level={level.value}"]
+    return [*module, *flags, *(["--urgent"] if urgent else [])]
 
 
 class Apart:
@@ -63,11 +65,19 @@ class Apart:
         """Monotonic seconds."""
 
     async def __aenter__(self) -> Self:
-        self._tasks.start("traces", self._run())
+        self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def start(self) -> None:
+        """Starts the process; once."""
+        self._tasks.start("traces", self._run())
+
+    def behind(self, seconds: float) -> bool:
+        """Whether a record has waited longer than this to be drawn, or the last one found no room."""
+        return self._process is not None and (self._process.full or self._process.waiting > seconds)
 
     def __call__(self, ended: Ended) -> None:
         """Hands the record on, or drops it."""

@@ -28,9 +28,8 @@ from pdserve.runtime.telemetry.export import ExportSettings, OtlpExport
 log = structlog.get_logger(__name__)
 
 NICE: Final = 10
-"""The proxy and the engines are served ten times as well, and still it gets a tenth of a full processor: enough to draw
-some two hundred requests a second. What the kernel has for the idle (SCHED_IDLE), or 19, would give it next to nothing,
-and traces would be lost just when the machine is full."""
+"""Of an urgent one: the proxy and the engines are served ten times as well, and still it gets a tenth of a full
+processor, enough to draw some hundred requests a second."""
 PAUSE: Final = 0.1
 """Seconds that a record waits in the socket for others, at most: code that has just run takes half as long the next
 time. The first after a pause is taken at once."""
@@ -38,11 +37,14 @@ MOST: Final = 64
 """Records that are drawn before the loop has its turn again."""
 
 
-def stand_back() -> None:
-    """Whatever else the machine has to do comes first, and nothing is interrupted for us."""
+def stand_back(*, urgent: bool) -> None:
+    """Whatever else the machine has to do comes first, and at once: what becomes ready takes the processor from
+    SCHED_IDLE, where a nice process would finish its turn. `urgent`: with a share of a full machine all the same; the
+    proxy starts such a one when there is nothing left over (relief.py). Who has given up its share cannot take it back
+    itself, without rights that a service does not have."""
     os.nice(NICE)
     with contextlib.suppress(OSError):  # a container may forbid the call; the rest holds without it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_BATCH if urgent else os.SCHED_IDLE, os.sched_param(0))
 
 
 class Drawer:
@@ -147,12 +149,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Those who signal the proxy's group mean the proxy: it closes the socket when it has ended its requests.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    stand_back()
     parser = argparse.ArgumentParser(prog="pdserve.proxy.tracing.child")
+    parser.add_argument("--urgent", action="store_true")
     parser.add_argument("--delay", type=float, required=True)
     parser.add_argument("--log-format", required=True)
     parser.add_argument("--log-level", required=True)
     args = parser.parse_args(argv)
+    stand_back(urgent=args.urgent)
     setup("proxy", LogFormat(args.log_format), LogLevel(args.log_level))
     with socket.socket(fileno=0) as sock:
         return asyncio.run(serve(sock, settings.endpoint(os.environ), args.delay))

@@ -36,13 +36,16 @@ class Process:
         """It has said one."""
         self._process = process
         self._sock = sock
-        self._owed: deque[int] = deque()
-        """Spans of each record that it has been given and is not through with, the oldest first."""
+        self.full = False
+        """There was no room for the last record."""
+        self._loop = asyncio.get_running_loop()
+        self._owed: deque[tuple[int, float]] = deque()
+        """Spans of each record that it has been given and is not through with, and when that was; the oldest first."""
         self._through = 0
         """Records that it is through with."""
         self._silent = asyncio.Event()
         """It has closed its socket."""
-        asyncio.get_running_loop().add_reader(sock, self._hear)
+        self._loop.add_reader(sock, self._hear)
 
     @classmethod
     async def start(cls, argv: Sequence[str]) -> Self:
@@ -76,10 +79,15 @@ class Process:
         return len(self._owed)
 
     @property
+    def waiting(self) -> float:
+        """Seconds since it was given the oldest of those."""
+        return self._loop.time() - self._owed[0][1] if self._owed else 0.0
+
+    @property
     def owed(self) -> int:
         """Spans that were given to it, or that it drew, and of which it has not said what became."""
         said = self.report
-        return sum(self._owed) + said.spans - said.exported - said.dropped - said.failed
+        return sum(spans for spans, _ in self._owed) + said.spans - said.exported - said.dropped - said.failed
 
     def give(self, parcel: bytes, spans: int) -> bool:
         """Whether it has the record now, of at most so many spans; not where there is no room, or where it is gone."""
@@ -87,9 +95,11 @@ class Process:
             return False
         try:
             self._sock.send(parcel)
-        except OSError:
+        except OSError as error:
+            self.full = isinstance(error, BlockingIOError)
             return False
-        self._owed.append(spans)
+        self.full = False
+        self._owed.append((spans, self._loop.time()))
         return True
 
     def finish(self) -> None:
@@ -146,5 +156,5 @@ class Process:
 
     def _hear_no_more(self) -> None:
         if not self._silent.is_set():
-            asyncio.get_running_loop().remove_reader(self._sock)
+            self._loop.remove_reader(self._sock)
             self._silent.set()

@@ -93,10 +93,10 @@ class GpuDevice:
     def launch(self, runs: Runs, src: Place, dst: Place) -> "GpuLaunch":
         """See port.Device."""
         runtime = self._runtime
-        runtime.use(self._index)
-        if not self._stream:
-            self._stream = runtime.make_stream()
-            self._gatherer = self._make_gatherer(self._index, self._stream, runtime.copy)
+        if self._gatherer is None:
+            runtime.use(self._index)  # once: the thread has no other device
+            self._stream = self._stream or runtime.make_stream()
+            self._gatherer = self._make_gatherer(self._index, self._stream, runtime)
         table: Any = None
         if self._method is GpuCopy.KERNEL:
             table = self._gatherer.launch(runs, src, dst)

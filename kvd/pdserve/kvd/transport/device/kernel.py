@@ -11,7 +11,6 @@ would take longer than the copy.
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -22,25 +21,31 @@ import triton.language as tl
 from pdserve.kvd.plan import Runs
 from pdserve.kvd.transport.device.parts import Place
 from pdserve.kvd.transport.device.port import DeviceFailed
+from pdserve.kvd.transport.device.runtime import Runtime
 from pdserve.kvd.types import MemoryKind
 
 _TILE: Final = 16 << 10
 """Bytes."""
 _WARPS: Final = 4
 _MOST_LANES: Final = 64
+_READ_OVER: Final = 1 << 13
+"""Runs of a table, at most, that a kernel reads from the host's memory. On an H200 a copy of it to the device costs the
+host 25 µs in which nothing else happens; more reads than these cost the kernel as much."""
+_READERS: Final = 1 << 11
+"""Programs that share its runs then: each reads its run over the bus."""
+_NO_HOOKS: Final = (None, None, None)
+"""Of Triton's launch: its metadata, and what profilers hang in before and after."""
 _RUNS: Final = 1 << 14
 """That a table has room for, at first."""
+_TABLES: Final = 3
+"""Made with the first launch, since later ones would wait for theirs: as many as there are launches at a time."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton is not typed here, and reads annotations as its own
 def _find(pieces, offset, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where an offset lies, and the bytes that follow it in the same piece."""
-    piece = 0
-    step = WIDTH // 2
-    while step > 0:
-        if tl.load(pieces + piece + step) <= offset:
-            piece += step
-        step = step // 2
+    begins = tl.load(pieces + tl.arange(0, WIDTH))
+    piece = tl.sum((begins <= offset).to(tl.int32)) - 1
     address = tl.load(pieces + WIDTH + piece) + offset - tl.load(pieces + piece)
     return address, tl.load(pieces + piece + 1) - offset
 
@@ -95,27 +100,35 @@ def built_for() -> tuple[MemoryKind, str]:
 
 
 class Table:
-    """Where the runs of one launch are written: in pinned memory, and on the device."""
+    """Where the runs of one launch are written: in pinned memory, which the device reads too, and on the device."""
 
-    def __init__(self, runs: int, device: Any) -> None:
+    def __init__(self, runs: int, device: Any, event: int) -> None:
+        """`event`: to be set behind a copy of it to the device."""
         self.room = runs
         """For how many."""
-        self.host = torch.empty(3 * runs, dtype=torch.int64, pin_memory=True)
-        self.words = self.host.numpy()
+        self.event = event
+        self._host = torch.empty(3 * runs, dtype=torch.int64, pin_memory=True)
         self.device = torch.empty(3 * runs, dtype=torch.int64, device=device)
-        self.addresses = self.device.data_ptr(), self.host.data_ptr()
+        self.words = self._host.numpy().view(np.uint64)
+        self.at = self.device.data_ptr(), self._host.data_ptr()
+        """Addresses: on the device, and here."""
 
 
 class Gatherer:
     """Launches on one stream of one device; called by one thread."""
 
-    def __init__(self, index: int, stream: int, copy: Callable[[int, int, int, int], None]) -> None:
-        """`copy`: destination, source, bytes, stream."""
+    def __init__(self, index: int, stream: int, runtime: Runtime) -> None:
         self._device = torch.device("cuda", index)  # HIP's too are called so
         self._stream = stream
-        self._copy = copy
+        self._runtime = runtime
+        self._tables = runtime.make_stream()
+        """Carries tables to the device while a kernel runs; in the kernel's stream each would wait for its end, and
+        the device for the table."""
+        self._flying = 0
+        """Launches that are not known to be done."""
         self._spare: list[Table] = []
-        self._pieces: weakref.WeakKeyDictionary[Place, Any] = weakref.WeakKeyDictionary()
+        self._pieces: weakref.WeakKeyDictionary[Place, tuple[Any, int]] = weakref.WeakKeyDictionary()
+        """Each place's table on the device, and its address."""
         self._compiled: dict[tuple[int, int], Any] = {}
         """By the widths of the tables of pieces."""
 
@@ -127,38 +140,59 @@ class Gatherer:
         """
         count = len(runs)
         try:
-            table = self._spare.pop() if self._spare else Table(_RUNS, self._device)
-            if table.room < count:
-                table = Table(1 << (count - 1).bit_length(), self._device)
-            for row, column in enumerate((runs.src, runs.dst, runs.length)):
-                table.words[row * count : (row + 1) * count] = column.view(np.int64)  # without a conversion
-            self._copy(*table.addresses, 3 * 8 * count, self._stream)
+            table = self._table(count)
+            np.concatenate((runs.src, runs.dst, runs.length), out=table.words[: 3 * count])
             lanes = min(_MOST_LANES, max(1, -(-runs.total // (count * _TILE))))
-            self._launch(table, self._table_of(src), self._table_of(dst), count, lanes)
+            ours, theirs = self._pieces_of(src), self._pieces_of(dst)
+            widths = ours[0].shape[1], theirs[0].shape[1]
+            compiled = self._compiled.get(widths)
+            at, here = table.at
+            if self._flying:
+                self._runtime.copy(at, here, 3 * 8 * count, self._tables)
+                self._runtime.record(table.event, self._tables)
+                self._runtime.follow(self._stream, table.event)
+            elif count > _READ_OVER or compiled is None:
+                self._runtime.copy(at, here, 3 * 8 * count, self._stream)
+            else:
+                at, lanes = here, min(lanes, max(1, _READERS // count))
+            if compiled is None:
+                self._compiled[widths] = self._compile(table.device, ours[0], theirs[0], count, lanes)
+            else:
+                # The same without looking all of that up again, which takes as long as copying 64 MiB.
+                compiled.run(
+                    *(count * lanes, 1, 1, self._stream, compiled.function, compiled.packed_metadata, *_NO_HOOKS),
+                    *(at, ours[1], theirs[1], count, lanes, _TILE, *widths),
+                )
         except RuntimeError as error:
             raise DeviceFailed(str(error)) from error
+        self._flying += 1
         return table
 
     def over(self, table: Table) -> None:
         """The launch with this table is done."""
+        self._flying -= 1
         self._spare.append(table)
 
-    def _launch(self, table: Table, ours: Any, theirs: Any, count: int, lanes: int) -> None:
+    def _compile(self, table: Any, ours: Any, theirs: Any, count: int, lanes: int) -> Any:
+        """And launches; all three tables are on the device."""
         widths = ours.shape[1], theirs.shape[1]
-        compiled = self._compiled.get(widths)
-        if compiled is None:
-            with torch.cuda.stream(torch.cuda.ExternalStream(self._stream, self._device)):
-                self._compiled[widths] = _copy_runs[(count * lanes,)](
-                    table.device, ours, theirs, count, lanes, _TILE, *widths, num_warps=_WARPS
-                )
-            return
-        # The same without looking all of that up again, which takes as long as copying 64 MiB.
-        pointers = table.addresses[0], ours.data_ptr(), theirs.data_ptr()
-        compiled[(count * lanes, 1, 1)](*pointers, count, lanes, _TILE, *widths, stream=self._stream)
+        with torch.cuda.stream(torch.cuda.ExternalStream(self._stream, self._device)):
+            return _copy_runs[(count * lanes,)](table, ours, theirs, count, lanes, _TILE, *widths, num_warps=_WARPS)
 
-    def _table_of(self, place: Place) -> Any:
+    def _table(self, runs: int) -> Table:
+        while len(self._spare) + self._flying < _TABLES:
+            self._spare.append(self._made())
+        table = self._spare.pop() if self._spare else self._made()
+        if table.room < runs:
+            table = Table(1 << (runs - 1).bit_length(), self._device, table.event)
+        return table
+
+    def _made(self) -> Table:
+        return Table(_RUNS, self._device, self._runtime.make_event(shared=False))
+
+    def _pieces_of(self, place: Place) -> tuple[Any, int]:
         found = self._pieces.get(place)
         if found is None:
-            table = torch.from_numpy(np.ascontiguousarray(place.table()))
-            found = self._pieces[place] = table.to(self._device)
+            table = torch.from_numpy(np.ascontiguousarray(place.table())).to(self._device)
+            found = self._pieces[place] = table, table.data_ptr()
         return found

@@ -23,7 +23,10 @@ ALIGNMENT: Final = 16
 LONGEST: Final = 1 << 20
 """Bytes of a run that a device is given: it spreads its work evenly over runs, not over bytes."""
 _AT_ONCE: Final = 1 << 14
-"""Runs that are looked at together."""
+"""Runs that are looked at together, and no batch is longer: a host prepares so many while an H200 copies as many of 16
+KiB."""
+_FIRST_BYTES: Final = 256 << 20
+"""Of a copy's first batch: less, and an H200 is done with it before the host is with the next."""
 _LEAST_WIDTH: Final = 7
 _BEYOND: Final = 1 << 62
 """Behind every region's end."""
@@ -42,21 +45,20 @@ class Parts:
 
 
 def batches(runs: Runs, most: int, longest: int = LONGEST) -> Iterator[Runs]:
-    """The same bytes, in order, in lists of at most `most` bytes, or of one run; runs of at most `longest` bytes."""
-    low = 0
+    """The same bytes, in order, in lists of at most `most` bytes, or of one run; runs of at most `longest` bytes.
+
+    The first list is shorter: a device waits for that one only, and is busy with each while the next is made ready.
+    """
+    low, limit = 0, min(most, _FIRST_BYTES)
     while low < len(runs):
-        some = slice(low, low + _AT_ONCE)  # not all: the device waits for the first batch
-        part = Runs(runs.src[some], runs.dst[some], runs.length[some])
-        low += len(part)
-        if int(part.length.max()) > longest:
-            part = _shortened(part, np.uint64(longest))
-        ends = np.cumsum(part.length)
-        begin = 0
-        while begin < len(part):
-            before = int(ends[begin - 1]) if begin else 0
-            end = max(begin + 1, int(np.searchsorted(ends, np.uint64(before + most), side="right")))
-            yield Runs(part.src[begin:end], part.dst[begin:end], part.length[begin:end])
-            begin = end
+        size = int(runs.length[low])
+        part = _some(runs, low, low + min(_AT_ONCE, max(1, limit // max(size, 1))))
+        if size <= longest and bool((part.length == size).all()):
+            yield part  # the rule: blocks of one size, for which there is nothing to add up
+        else:
+            part = _some(runs, low, low + _AT_ONCE)
+            yield from _cut(part, limit, longest)
+        low, limit = low + len(part), most
 
 
 class Place:
@@ -71,7 +73,7 @@ class Place:
         self._addresses = np.array(addresses, np.uint64)
 
     def table(self) -> NDArray[np.int64]:
-        """For a search by halves: two rows of a power of two, where pieces begin in the region and their addresses."""
+        """Two rows, a power of two long and filled up: where pieces begin in the region, and their addresses."""
         width = 1 << max(_LEAST_WIDTH, (len(self._starts)).bit_length())
         table = np.full((2, width), _BEYOND, np.int64)
         table[0, : len(self._starts)] = self._starts
@@ -95,7 +97,16 @@ class Place:
 
 def aligned(runs: Runs) -> bool:
     """Whether every run is of multiples of ALIGNMENT."""
-    return not bool(((runs.src | runs.dst | runs.length) & np.uint64(ALIGNMENT - 1)).any())
+    bits = [int(np.bitwise_or.reduce(column)) for column in (runs.src, runs.dst, runs.length)]
+    return not any(some & (ALIGNMENT - 1) for some in bits)
+
+
+def surely_inside(runs: Runs, src_size: int, dst_size: int) -> bool:
+    """Whether no run leaves regions of these sizes; False too where one may be too near to an end to be told so."""
+    if not len(runs):
+        return True
+    longest = int(runs.length.max())
+    return int(runs.src.max()) + longest <= src_size and int(runs.dst.max()) + longest <= dst_size
 
 
 def parts_of(runs: Runs, src: Place, dst: Place) -> Parts:
@@ -108,6 +119,22 @@ def parts_of(runs: Runs, src: Place, dst: Place) -> Parts:
         left = length > head
         ours, theirs, length = (ours + head)[left], (theirs + head)[left], (length - head)[left]
     return Parts(*(np.concatenate([one[i] for one in done]) if done else length for i in range(3)))
+
+
+def _some(runs: Runs, begin: int, end: int) -> Runs:
+    return Runs(runs.src[begin:end], runs.dst[begin:end], runs.length[begin:end])
+
+
+def _cut(runs: Runs, most: int, longest: int) -> Iterator[Runs]:
+    if int(runs.length.max()) > longest:
+        runs = _shortened(runs, np.uint64(longest))
+    ends = np.cumsum(runs.length)
+    begin = 0
+    while begin < len(runs):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, np.uint64(before + most), side="right")))
+        yield _some(runs, begin, end)
+        begin = end
 
 
 def _shortened(runs: Runs, longest: np.uint64) -> Runs:

@@ -161,6 +161,10 @@ class Runtime:
         """Sets the mark behind what the stream has been given."""
         self._call("EventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
+    def follow(self, stream: int, event: int) -> None:
+        """What the stream is given from now on begins behind the mark as it is set now."""
+        self._call("StreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
+
     def passed(self, event: int) -> bool:
         """Whether the mark is passed; never blocks."""
         code = self._function(self._library, f"{self._prefix}EventQuery")(ctypes.c_void_p(event))
