@@ -113,7 +113,7 @@ async def test_a_prefix_is_used_again_while_it_is_computed(launch: Launch, promp
     asked = [asyncio.create_task(fleet.ask(first, mode=mode))]
     await prefill.steps.reached()
     asked.append(asyncio.create_task(fleet.ask(second, mode=mode)))
-    await fleet.until(lambda: len(prefill.parts.calls) == 2)
+    await fleet.until(lambda: prefill.engine.load().running + prefill.engine.load().waiting == 2)
     prefill.steps.open()
     answers = await asyncio.gather(*asked)
     assert [answer.token_ids for answer in answers] == [await fleet.alone(first), await fleet.alone(second)]
