@@ -54,7 +54,7 @@ e2e: setup ## the whole path on vLLM
 
 test-two-nodes: setup ## two network namespaces and what happens to the link between, as root
 	@echo "== two nodes"
-	@$(BIN)/pytest -q tests/two_nodes
+	@$(BIN)/pytest -q -rs tests/two_nodes
 
 bench: setup ## what kvd costs: ratios measured in one run
 	@$(BIN)/python -m pdserve.kvd.bench

@@ -133,7 +133,7 @@ async def said(log: Path, words: str, process: Any) -> None:
 def namespaces() -> Iterator[None]:
     """Two namespaces, joined twice."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces take root and iproute2")
+        pytest.fail("network namespaces take root and iproute2")
     for node in (A, B):
         subprocess.run(["ip", "netns", "del", node], capture_output=True, check=False, timeout=10)
         ip("netns", "add", node)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -78,7 +79,7 @@ async def test_a_link_that_stays_down_fails_requests_by_name_and_nothing_stays_h
 
 
 @contextlib.contextmanager
-def impaired(*command: str, undo: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def impaired(*command: str, undo: tuple[str, ...]) -> Iterator[None]:
     """The link of both nodes with a command's effect; skips where the kernel lacks it."""
     for node in (A, B):
         done = inside(node, *command)
