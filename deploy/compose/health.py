@@ -1,7 +1,7 @@
 """Asks one service of this container whether it is ready: status 0 where it says so, 1 with a reason where not.
 
 health.py unix:/run/pdserve/kvd.sock      grpc.health.v1 of the whole server
-health.py 127.0.0.1:9000                  the same over TCP
+health.py 127.0.0.1:9001                  the same over TCP
 health.py http://127.0.0.1:8000/health    any 200
 
 An engine asks every few seconds, so it costs as little as Python can: importing gRPC takes half a second of CPU time,

@@ -6,7 +6,8 @@ set -eu
 packages() { echo /opt/pdserve/lib/python3*/site-packages; }
 pip() { /tmp/tools/bin/python -m pip --disable-pip-version-check --no-cache-dir "$@"; }
 # Byte code that does not look at times: the file system is read-only, and two builds give the same bytes.
-compile() { /opt/pdserve/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash "$@"; }
+# torch carries files in the syntax of a later Python, which this one cannot compile.
+compile() { /opt/pdserve/bin/python -m compileall -q -j 0 -x '/py31[2-9]_' --invalidation-mode unchecked-hash "$@"; }
 into="--python /opt/pdserve/bin/python"
 
 case $1 in
@@ -20,9 +21,10 @@ case $1 in
     # shellcheck disable=SC2086  # options, split on purpose
     pip $into install --quiet $offline --require-hashes --no-deps --no-compile --only-binary :all: \
       -r "/source/deploy/$2"
-    # What a library is tested, typed and compiled against with is ballast: a third of numpy.
+    # What a library is tested, typed and compiled against with is ballast: a third of numpy. nixl's wheel also has
+    # another program, for expert parallelism on GPUs: half of it.
     find "$(packages)" -type d \( -name tests -o -path '*/numpy/f2py' -o -path '*/numpy/distutils' \
-      -o -path '*/numpy/_core/include' \) -prune -exec rm -rf {} +
+      -o -path '*/numpy/_core/include' -o -name 'nixl_ep_*' \) -prune -exec rm -rf {} +
     find "$(packages)" -type f \( -name '*.pyi' -o -name '*.a' \) -delete
     compile "$(packages)"
     ;;

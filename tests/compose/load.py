@@ -12,15 +12,56 @@ import aiohttp
 from pdserve.client import AsyncClient, PdserveError, Retry
 
 TOKENS = 64
+_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
 class Seen:
     """What the clients have seen."""
 
+    begun: int = 0
+    """Streams; they are numbered from 0."""
+    under_way: set[int] = field(default_factory=set)
     whole: int = 0
     """Answers with all of their tokens."""
     errors: list[str] = field(default_factory=list)
+    _change: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def running(self, count: int) -> None:
+        """Returns when so many streams are under way.
+
+        Raises:
+            TimeoutError: they are not.
+        """
+        async with asyncio.timeout(_WAIT_S), self._change:
+            await self._change.wait_for(lambda: len(self.under_way) >= count)
+
+    async def through(self, further: int) -> None:
+        """Returns when so many streams more have begun, and all that had by then have ended.
+
+        Raises:
+            TimeoutError: they do not.
+        """
+        last = self.begun + further
+        async with asyncio.timeout(_WAIT_S), self._change:
+            await self._change.wait_for(lambda: self.begun >= last and min(self.under_way, default=last) >= last)
+
+    async def begin(self, number: int) -> None:
+        """A stream begins."""
+        async with self._change:
+            self.begun = number + 1
+            self.under_way.add(number)
+            self._change.notify_all()
+
+    async def end(self, number: int, error: str) -> None:
+        """A stream has ended, whole where there is no error."""
+        async with self._change:
+            self.under_way.remove(number)
+            if error:
+                self.errors.append(error)
+            else:
+                self.whole += 1
+            self._change.notify_all()
 
 
 @contextlib.asynccontextmanager
@@ -53,15 +94,14 @@ async def streams(grpc: int, http: int, rate: float) -> AsyncIterator[Seen]:
 
         async def one(number: int) -> None:
             ask = over_grpc if number % 2 else over_http
+            await seen.begin(number)
             try:
                 tokens = await ask(f"{number} " * (20 + number % 7), "read" if number % 4 < 2 else "write")
             except (PdserveError, aiohttp.ClientError) as error:
-                seen.errors.append(f"{ask.__name__} {number}: {type(error).__name__}: {error}")
+                wrong = f"{ask.__name__} {number}: {type(error).__name__}: {error}"
             else:
-                if tokens == TOKENS:
-                    seen.whole += 1
-                else:
-                    seen.errors.append(f"{ask.__name__} {number}: {tokens} tokens of {TOKENS}")
+                wrong = "" if tokens == TOKENS else f"{ask.__name__} {number}: {tokens} tokens of {TOKENS}"
+            await seen.end(number, wrong)
 
         async def begin() -> None:
             loop = asyncio.get_running_loop()

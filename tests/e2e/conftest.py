@@ -77,7 +77,8 @@ def launch() -> Iterator[Callable[..., Up]]:
     def one(*flags: str) -> Up:
         # Not tmp_path: it can be too long for a Unix socket.
         folder = Path(tempfile.mkdtemp(prefix="pds-", dir="/tmp"))
-        ours = ("--grpc-port", "0", "--http-port", "0", "--state-dir", str(folder))
+        ports = () if "--proxy" in flags else ("--grpc-port", "0", "--http-port", "0")
+        ours = (*ports, "--state-dir", str(folder))
         with (folder / "out").open("wb") as out:
             process = subprocess.Popen(
                 [*PDSERVE, "up", *ours, *flags],

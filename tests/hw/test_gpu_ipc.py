@@ -1,6 +1,8 @@
 """The gpu_ipc transport on real accelerators: the suite of the fake one, and what only real ones can show.
 
 pytest tests/hw/test_gpu_ipc.py       (torch and Triton, a CUDA or ROCm device, nothing else on it)
+
+All of it on one device, and, where there are two, also from the one to the other, either way (`-k device-0-to-1`).
 """
 
 import asyncio
@@ -14,12 +16,13 @@ from pdserve.kvd.client import Accept, Begin, Memory, Offer, Outcome
 from pdserve.kvd.config import GpuCopy
 from pdserve.kvd.notices import Chunk, LayerReady, StepBegin, StepEnd
 from pdserve.kvd.testing import FakeEngine, kvd_process, plain_layout
-from pdserve.kvd.testing.device_process import DeviceProcess, RemoteMemory
+from pdserve.kvd.testing.device_process import RemoteMemory
 from pdserve.kvd.transport.device.gpu import GpuDevices
 from pdserve.kvd.transport.gpu_ipc import GpuIpcTransport
 from pdserve.kvd.types import MemoryKind, Mode, RegionKey
 from tests.contract.kvd.gpu_suite import *  # noqa: F403
 from tests.contract.kvd.gpu_suite import MIB, OTHERS, PIECES, SIZE, Rig, runs
+from tests.hw.engines import PLACES, Engines, devices
 
 pytestmark = [pytest.mark.hw, pytest.mark.timeout(180)]
 
@@ -28,15 +31,24 @@ BLOCKS = 64
 LAYOUT = plain_layout(BLOCKS, LAYERS, 64 << 10)
 
 
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"device-{place[0]}-to-{place[1]}")
+def place(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """Devices of sources and destinations."""
+    place: tuple[int, int] = request.param
+    if (count := devices()) <= max(place):
+        pytest.skip(f"this machine has {count} device")
+    return place
+
+
 @pytest.fixture(scope="module")
-def engine() -> Iterator[DeviceProcess]:
-    """The process whose memory it is."""
-    with DeviceProcess() as process:
-        yield process
+def engine(place: tuple[int, int]) -> Iterator[Engines]:
+    """The processes whose memory it is."""
+    with Engines(*place) as processes:
+        yield processes
 
 
 @pytest.fixture(params=list(GpuCopy), ids=lambda method: method.value)
-async def gpu(request: pytest.FixtureRequest, engine: DeviceProcess) -> AsyncIterator[Rig]:
+async def gpu(request: pytest.FixtureRequest, engine: Engines) -> AsyncIterator[Rig]:
     """Both ways to copy, between memory of another process. Nothing is fake."""
     devices = GpuDevices(request.param)
     transport = GpuIpcTransport(devices, batch_bytes=MIB)
@@ -44,8 +56,14 @@ async def gpu(request: pytest.FixtureRequest, engine: DeviceProcess) -> AsyncIte
     await transport.aclose()
 
 
+async def test_memory_lies_where_it_was_asked_for(gpu: Rig, place: tuple[int, int]) -> None:
+    """Source and destination are of two devices exactly where the test says so: no other test would tell."""
+    pair = await gpu.pair()
+    assert (pair.src.memory.bus_id != pair.dst.memory.bus_id) == (place[0] != place[1])
+
+
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_layer_is_read_only_after_it_was_computed(gpu: Rig, engine: DeviceProcess, announced: bool) -> None:
+async def test_a_layer_is_read_only_after_it_was_computed(gpu: Rig, engine: Engines, announced: bool) -> None:
     """The engine's host has run ahead by some 100 ms of device work when the layer is announced: its bytes arrive as
     computed. Not announced, they are read too early (the negative control)."""
     src, dst = engine.make(PIECES, 1, layers=2), engine.make(OTHERS, 2)
@@ -62,10 +80,10 @@ async def test_a_layer_is_read_only_after_it_was_computed(gpu: Rig, engine: Devi
     await session.close()
 
 
-async def test_an_engine_that_is_killed_holds_nothing_up(gpu: Rig) -> None:
+async def test_an_engine_that_is_killed_holds_nothing_up(gpu: Rig, place: tuple[int, int]) -> None:
     """SIGKILL with copies and an announced layer under way: every copy becomes terminal, the session closes, the memory
     is given back, and another engine's memory is copied after that."""
-    with DeviceProcess() as victim:
+    with Engines(*place) as victim:
         src, dst = victim.make((256 * MIB,), 1, layers=2), victim.make((256 * MIB,), 2)
         for rank, owned in enumerate((src, dst)):
             await gpu.take(rank, owned)
@@ -100,7 +118,7 @@ def _prompt(memory: RemoteMemory, blocks: tuple[int, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("method", list(GpuCopy), ids=lambda method: method.value)
-async def test_read_and_write_through_a_daemon(engine: DeviceProcess, tmp_path: Path, method: GpuCopy) -> None:
+async def test_read_and_write_through_a_daemon(engine: Engines, tmp_path: Path, method: GpuCopy) -> None:
     """kvd as its own process, engines' memory in another one, a piece for each layer: READ, and WRITE whose layers are
     announced before the device has computed them; blocks arrive as they are in the end, others stay."""
     kind = GpuDevices(method).kind

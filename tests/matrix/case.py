@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pdserve.api.kvd.v1 import kvd_pb2
@@ -16,6 +16,8 @@ from tests.matrix.fleet import Fleet, Pair, until
 from tests.matrix.phases import Held, NotHeld, Phase
 from tests.matrix.settings import ANSWER_S
 
+_SET_UPS: Final = 3
+"""Most times that a case is set up."""
 _BACK_S: Final = 5.0
 """Longest wait for blocks to come back; how long it may take is the check's matter."""
 
@@ -55,6 +57,8 @@ class Seen:
     after: Answer
     """Of the next request."""
     tokens_after: tuple[int, ...]
+    again: int = 0
+    """Times that the case had to be set up anew."""
 
 
 async def read(stream: AsyncStream) -> Answer:
@@ -76,12 +80,13 @@ async def run(fleet: Fleet, cell: Cell, alone: Alone) -> Seen:
     The proxy weighs what the last beats said: on a busy machine it may give the request to the other pair. Then
     nothing has been tried, and the case is set up once more.
     """
-    try:
-        return await _run(fleet, cell, alone)
-    except NotHeld as missed:
-        print(f"{cell}: set up again: {missed}")
-        await fleet.heal()
-        return await _run(fleet, cell, alone)
+    for again in range(_SET_UPS - 1):
+        try:
+            return replace(await _run(fleet, cell, alone), again=again)
+        except NotHeld as missed:
+            print(f"{cell}: set up again: {missed}")
+            await fleet.heal()
+    return replace(await _run(fleet, cell, alone), again=_SET_UPS - 1)
 
 
 async def _run(fleet: Fleet, cell: Cell, alone: Alone) -> Seen:
@@ -97,14 +102,16 @@ async def _run(fleet: Fleet, cell: Cell, alone: Alone) -> Seen:
     back = await until(lambda: fleet.held(since=ended), _BACK_S)
     unproven = await faults.unproven(cell.fault, held)
     expiries = _ran_out(before, await fleet.describe())
-    for name, member in fleet.members.items():
-        if fleet.alive(name):
-            await member.failpoints.clear()
+    await fleet.disarm()
     await until(fleet.not_serving, _BACK_S)
     prompt_after = fleet.prompt()
     async with fleet.stream(prompt_after, cell.mode) as stream:
         after = await read(stream)
+    if after.completion is not None:
+        fleet.went_well(after.completion)
     logged = [(name, event) for name, member in fleet.members.items() for event in member.log.events()]
+    records = [event for _, event in logged if _ends(event, answer.request_id)]
+    _met(held, cell, records)
     return Seen(
         pair=pair,
         answer=answer,
@@ -113,7 +120,7 @@ async def _run(fleet: Fleet, cell: Cell, alone: Alone) -> Seen:
         back_seconds=back,
         expiries=expiries,
         unproven=unproven,
-        ended=[event for _, event in logged if _ends(event, answer.request_id)],
+        ended=records,
         logged=logged,
         after=after,
         tokens_after=await alone(prompt_after),
@@ -123,11 +130,50 @@ async def _run(fleet: Fleet, cell: Cell, alone: Alone) -> Seen:
 async def _struck(held: Held, cell: Cell, prompt: Sequence[int]) -> Answer:
     await held.arm()
     async with _asked(held, prompt) as (stream, reading):
-        await held.reached()
+        await _waiting(held, reading)
+        await until(lambda: _unnamed(stream), _BACK_S)  # its record is found by its name
         await faults.strike(cell.fault, held, stream)
         if not (cell.fault in ARMED and ARMED[cell.fault].hits(held)):
             await held.let_go()
         return await _the_answer(reading)
+
+
+async def _waiting(held: Held, reading: asyncio.Task[Answer]) -> None:
+    """Until the request waits where it should.
+
+    Raises:
+        NotHeld: it does not come there, or has its answer already.
+    """
+    reaching = asyncio.create_task(held.reached())
+    try:
+        await asyncio.wait({reaching, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if not reaching.done():
+            raise NotHeld(f"answered without having been at {held.phase.value}: {reading.result()}")
+        await reaching
+    finally:
+        reaching.cancel()
+        await asyncio.gather(reaching, return_exceptions=True)
+
+
+async def _unnamed(stream: AsyncStream) -> str:
+    return "" if stream.request_id else "the client has not been told the request's name"
+
+
+def _met(held: Held, cell: Cell, records: Sequence[dict[str, Any]]) -> None:
+    """A request that waits nowhere, and the fault of one engine.
+
+    Raises:
+        NotHeld: the request was given to another.
+    """
+    if cell.phase is not Phase.REGISTERED or cell.fault not in ARMED:
+        return
+    where = ARMED[cell.fault].where
+    if where not in ("prefill", "decode"):
+        return
+    for record in records:
+        first = [held.fleet.name_of(str(tried[f"{where}_engine_id"])) for tried in record["attempts"][:1]]
+        if first != [held.member(where)]:
+            raise NotHeld(f"given to {first}, not to {held.member(where)}")
 
 
 async def _struck_before(held: Held, cell: Cell, prompt: Sequence[int]) -> Answer:

@@ -10,28 +10,27 @@ import pytest_asyncio
 
 from pdserve.engine.port import Request, Sampling
 from pdserve.engine.sim import SimEngine
-from tests.matrix import cells, settings
+from tests.matrix import settings
 from tests.matrix.case import Alone
-from tests.matrix.faults import Fault
 from tests.matrix.fleet import Fleet, running
-from tests.matrix.phases import Phase
+from tests.matrix.played import Played
+from tests.matrix.processes import Zygote
 
 
 class Fleets:
     """One fleet for many cases; a new one after a case that left it in disorder."""
 
-    def __init__(self) -> None:
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
         self._stack: AsyncExitStack | None = None
         self._fleet: Fleet | None = None
-        self.started = 0
 
     async def get(self) -> Fleet:
         """The fleet, whole."""
         if self._fleet is None:
             self._stack = AsyncExitStack()
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="matrix"))
-            self._fleet = await self._stack.enter_async_context(running(Path(folder)))
-            self.started += 1
+            self._fleet = await self._stack.enter_async_context(running(self._zygote, Path(folder)))
         return self._fleet
 
     async def drop(self) -> None:
@@ -42,9 +41,17 @@ class Fleets:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fleets() -> AsyncIterator[Fleets]:
-    """Of the whole run."""
-    made = Fleets()
+async def zygote() -> AsyncIterator[Zygote]:
+    """Of all fleets, but those that have an environment of their own."""
+    made = Zygote()
+    yield made
+    await made.aclose()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fleets(zygote: Zygote) -> AsyncIterator[Fleets]:
+    """Of the whole run, or of one of its workers."""
+    made = Fleets(zygote)
     yield made
     await made.drop()
 
@@ -76,24 +83,7 @@ async def alone() -> AsyncIterator[Alone]:
     await engine.aclose()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The line that says how much of the matrix was played, and what of it held."""
-    ends = {
-        outcome: {
-            report.nodeid
-            for report in terminalreporter.stats.get(outcome, ())
-            if "tests/matrix/test_matrix.py::test_cell" in report.nodeid
-        }
-        for outcome in ("passed", "failed", "error")  # an error: the fleet did not become whole before or after it
-    }
-    cases = len(set().union(*ends.values()))
-    if not cases:
-        return
-    held = len(ends["passed"] - ends["failed"] - ends["error"])
-    terminalreporter.write_line(
-        f"matrix: {len(Phase)} phases x {len(Fault)} faults x {len(cells.MODES)} modes, {cases} cases, {held} held"
-    )
-    impossible = [why for cell in cells.every() if (why := cells.cannot(cell))]
-    terminalreporter.write_line(f"matrix: {len(impossible)} cells cannot happen:")
-    for why in dict.fromkeys(impossible):
-        terminalreporter.write_line(f"  {impossible.count(why):4} {why}")
+def pytest_configure(config: pytest.Config) -> None:
+    """Counts what is played, where the run has one place that hears of all of it."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Played(), "matrix played")

@@ -46,7 +46,7 @@ _FAULTS: Final[dict[Fault, tuple[str, str]]] = {
         "at once, by the engines themselves: `KVD_UNAVAILABLE`",
     ),
     Fault.PROXY_KILLED: (
-        "`UNAVAILABLE`; the SDK sends again for about a second where nothing has been streamed",
+        "`UNAVAILABLE`; the SDK sends again, for up to a minute, where nothing has been streamed",
         "at once, by the services: their calls end",
     ),
     Fault.END_DROPPED: (
@@ -95,6 +95,36 @@ Not shown by any case; the deadlines have tests of their own:
 - requests that come long after a clock step at the proxy.
 """
 
+_ONLY: Final = """\
+## The only engine is replaced
+
+The proxy holds what it cannot place, whether the engine drains, has ended or has died, until the next one is there: its
+start, its first beat, which it sends at once, and a connection. That is the gap.
+
+| a request that | gets | after |
+|---|---|---|
+| comes in the gap | the answer | the rest of the gap, in the part `admit` of its TTFT |
+| comes in the gap, and no engine comes | `NO_ENGINES` | `--hold-timeout`: 5 s, under compose 15 s |
+| comes in the gap, with less time of its own | `DEADLINE_EXCEEDED` | that time |
+| comes when `--hold-queue` (256) are held | `NO_ENGINES` | at once |
+| runs on the engine, which drains | the answer, from that engine | no delay |
+| meets an engine that has begun to drain | the answer, from the next one | the rest of the gap |
+| runs on the engine, which dies | the answer, from the next one; where it has begun it goes on, if it can | the gap |
+| the same, and no engine comes | the error that its attempt ended with | what is left of `--hold-timeout` |
+| the same, and the next one dies of it too | `ENGINE_DIED` | at once |
+
+- The gap begins when the engine says that it drains: it may finish answers for `--drain-seconds` (30 s), and what comes
+  meanwhile waits already. To show no error, a hold has to last as long as that and a start together.
+- All waits of one request count against one `--hold-timeout`. The SDK sends what ended with `NO_ENGINES` again, for up
+  to a minute.
+- Where prefill is away, decode computes the prompts that it was computing, under the policy `recompute`.
+- A proxy that is new itself holds a request for a model that it has not heard of, too, for the first three beats
+  (`--beats-settle`); after them that is `UNKNOWN_MODEL` at once.
+
+Shown by `tests/sim/test_sim_replaced.py`, and on containers by `make test-compose`, where a plain `up -d` of the only
+engine, under load, shows no client an error.
+"""
+
 _USE: Final = """\
 ## Failpoints
 
@@ -103,11 +133,12 @@ firing is logged as a warning. Not for a deployment that serves: whoever can ope
 
     PDSERVE_FAILPOINTS="kvd.post=1*error(TRANSFER_FAILED);clock=return(3)" pdserve-kvd ...
     PDSERVE_FAILPOINTS_SOCKET=/run/pdserve/kvd.fail pdserve-kvd ...
-    PDSERVE_FAILPOINTS="kvd.post=1*error(TRANSFER_FAILED)" pdserve up --engine sim
+    PDSERVE_FAILPOINTS="kvd:kvd.post=1*error(TRANSFER_FAILED);decode-0:sim.step=2*delay(100)" pdserve up --engine sim
 
-`pdserve up` passes its environment on: the terms reach every process that has points, each counts for itself, and one
-that is started again begins with the first term. So with the last line the first hand-over after each start of kvd
-fails; its request is tried again and answered, with one fallback. The socket is one process's: not for `pdserve up`.
+Under `pdserve up` each entry names its process, as `pdserve status` does; one that does not, or that names none of the
+deployment's, is refused, and so is the socket's variable. A process that is started again begins with the first term:
+with the last line the first hand-over after each start of kvd fails; its request is tried again and answered, with one
+fallback.
 
 The socket (its owner's only) takes JSON lines, and answers each with the point's counts:
 
@@ -124,7 +155,7 @@ values, `return(number)` says it.
 
 def render() -> str:
     """The whole file."""
-    parts = [_INTRO, *_fault_table(), *_phase_table(), *_cannot_table(), _USE, *_point_table()]
+    parts = [_INTRO, *_fault_table(), _ONLY, *_phase_table(), *_cannot_table(), _USE, *_point_table()]
     return "\n".join(parts)
 
 

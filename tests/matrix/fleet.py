@@ -21,16 +21,15 @@ from pdserve.rpc.errors import PdserveError
 from tests.matrix import settings
 from tests.matrix.control import Failpoints
 from tests.matrix.logs import Log
+from tests.matrix.looking import Look
 from tests.matrix.processes import Order, Process, Zygote
+from tests.matrix.together import together
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+_OTHER = {"prefill-0": "prefill-1", "prefill-1": "prefill-0", "decode-0": "decode-1", "decode-1": "decode-0"}
 _WHOLE_S = 10.0
 """Longest wait for a fleet to be made whole; the box may be busy."""
 _POLL_S = 0.01
-_ON_ITS_WAY_S = 0.02
-"""Of a beat, from what it says to the proxy."""
-_MOST_PRIMES = 6
-"""A beat that comes late lets an engine miss its turn once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +72,36 @@ class Fleet:
     def __init__(self, where: settings.Addresses, zygote: Zygote, planted: str) -> None:
         self.where = where
         self.members: dict[str, Member] = {}
+        self._last: Pair | None = None
+        """The engines of the last request; None where that is not known, or tells nothing of whose turn is next."""
+        self._hurt = False
+        """Somebody was killed, stopped or started since the fleet was whole."""
         self._zygote = zygote
         self._planted = planted
         self._prompts = itertools.count(1)
         self._closing = AsyncExitStack()
 
     async def aclose(self) -> None:
-        """Ends the clients; the processes end with the zygote."""
-        await self._closing.aclose()
-        for member in self.members.values():
-            member.process.close()
+        """Ends the clients and kills the processes."""
+        try:
+            await self._closing.aclose()
+        finally:
+            processes = [member.process for member in self.members.values()]
+            for process in processes:
+                process.signal(signal.SIGKILL)
+            try:
+                await together(process.gone() for process in processes)
+            finally:
+                for process in processes:
+                    process.close()
 
     # -- members ----------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Starts all, and connects."""
-        for name in self.where.specs:
-            await self.spawn(name)
+        await self.spawn("kvd")
+        await self.spawn("proxy")
+        await together(self.spawn(name) for name in ENGINES)
         self.client = await self._closing.enter_async_context(AsyncClient(self.where.proxy, retry=Retry(attempts=1)))
         channel = await self._closing.enter_async_context(aio_channel(f"unix:{self.where.kvd}"))
         self._operator = kvd_pb2_grpc.OperatorStub(channel)
@@ -100,13 +112,19 @@ class Fleet:
         log.mark()
         failpoints = Failpoints(self.where.failpoints(name))
         environ = {"PDSERVE_FAILPOINTS_SOCKET": str(failpoints.path)}
+        self._hurt = True
         process = await self._zygote.spawn(Order(spec.program, spec.argv, environ, log.path, self._planted))
 
         async def not_ready() -> str:
             assert process.alive, f"{name} has ended:\n{log.tail()}"
             return "" if log.events(spec.ready) else f"{name} is not ready:\n{log.tail()}"
 
-        await until(not_ready, _WHOLE_S)
+        try:
+            await until(not_ready, _WHOLE_S)
+        except BaseException:
+            process.signal(signal.SIGKILL)
+            process.close()
+            raise
         if before is not None:
             before.process.close()
         engine_id = log.events(spec.ready)[0].get("engine_id", "")
@@ -118,10 +136,12 @@ class Fleet:
 
     async def kill(self, name: str) -> None:
         """SIGKILL; returns when it is gone."""
+        self._hurt = True
         await self.members[name].process.kill()
 
     async def stop(self, name: str, seconds: float = settings.STOPPED_S) -> None:
         """Stands a process still for so long."""
+        self._hurt = True
         process = self.members[name].process
         process.signal(signal.SIGSTOP)
         try:
@@ -142,15 +162,23 @@ class Fleet:
 
     def stream(self, prompt: Sequence[int], mode: Mode) -> AsyncStream:
         """A request, greedy."""
+        self._last = None
         return self.client.stream(
             tuple(prompt), mode=mode, temperature=0.0, max_tokens=settings.ANSWER, timeout=settings.ANSWER_S
         )
+
+    def went_well(self, answer: Completion) -> None:
+        """The last request has this answer: with it one knows whose turn is next, in a fleet that is unhurt."""
+        if not (self._hurt or answer.fallbacks or answer.continuations):
+            self._last = Pair(self.name_of(answer.prefill_engine_id), self.name_of(answer.decode_engine_id))
 
     async def ask(self, mode: Mode) -> tuple[tuple[int, ...], Completion]:
         """A new prompt and its answer."""
         prompt = self.prompt()
         async with self.stream(prompt, mode) as stream:
-            return prompt, await stream.completion()
+            answer = await stream.completion()
+        self.went_well(answer)
+        return prompt, answer
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -162,65 +190,45 @@ class Fleet:
         """kvd's open transfers."""
         return (await self._operator.ListTransfers(kvd_pb2.ListTransfersRequest(), timeout=2.0)).transfers
 
+    async def _leases(self) -> Sequence[kvd_pb2.Lease]:
+        return (await self._operator.ListLeases(kvd_pb2.ListLeasesRequest(), timeout=2.0)).leases
+
     async def topology(self) -> Topology:
         """What the proxy knows of its engines."""
         return await self.client.topology(timeout=2.0)
 
-    async def held(self, since: float | None = None) -> str:
-        """What kvd, the proxy or a living engine still holds, or why that cannot be said; in words. With
-        `since`, a moment of the loop's clock, engines are believed only what they said after it."""
+    async def look(self) -> Look:
+        """All of it at once.
+
+        Raises:
+            PdserveError: the proxy cannot be asked.
+            grpc.aio.AioRpcError: kvd cannot.
+        """
+        at = asyncio.get_running_loop().time()
         try:
-            return "; ".join([*await self._held_at_kvd(), *await self._held_at_proxy(since)])
+            async with asyncio.TaskGroup() as asking:
+                topology, described = asking.create_task(self.topology()), asking.create_task(self.describe())
+                transfers, leases = asking.create_task(self.transfers()), asking.create_task(self._leases())
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        names = {self.members[name].engine_id: name for name in ENGINES}
+        return Look(at, names, topology.result(), described.result(), transfers.result(), leases.result())
+
+    async def held(self, since: float | None = None) -> str:
+        """What kvd, the proxy or a living engine still holds, or why that cannot be said. `since`: see Look.held."""
+        return await self._seen(lambda look: look.held(since))
+
+    async def not_whole(self) -> str:
+        """What keeps the fleet from serving with all its members, or is still held; in words."""
+        return await self._seen(lambda look: look.held(None) or look.lacks())
+
+    async def _seen(self, wrong: Callable[[Look], list[str]]) -> str:
+        try:
+            return "; ".join(wrong(await self.look()))
         except PdserveError as error:
             return f"the proxy cannot be asked: {error}"
         except grpc.aio.AioRpcError as error:
             return f"kvd cannot be asked: {error.details()}"
-
-    async def _held_at_kvd(self) -> list[str]:
-        found = [
-            f"kvd: transfer {t.transfer_id.hex()[:8]} {t.producer_state} {list(t.consumer_states)}: {t.waits_for}"
-            for t in await self.transfers()
-        ]
-        leases = await self._operator.ListLeases(kvd_pb2.ListLeasesRequest(), timeout=2.0)
-        found += [f"kvd: lease {lease.lease_id} of {len(lease.block_ids)} blocks" for lease in leases.leases]
-        described = await self.describe()
-        found += [
-            f"kvd: {region.num_blocks - region.free} blocks of {self.name_of(region.engine_id) or 'an ended engine'}"
-            for region in described.regions
-            if region.free != region.num_blocks
-        ]
-        return found + ([f"kvd: {described.defects} defects"] if described.defects else [])
-
-    async def _held_at_proxy(self, since: float | None) -> list[str]:
-        topology, now = await self.topology(), asyncio.get_running_loop().time()
-        found = [
-            f"{name} has not said yet what it holds"
-            for engine in topology.engines
-            if (name := self.name_of(engine.engine_id))
-            and since
-            and now - engine.beat_age_seconds < since + _ON_ITS_WAY_S
-        ]
-        found += [
-            f"{name}: {engine.total_kv_tokens - engine.free_kv_tokens} KV tokens"
-            for engine in topology.engines
-            if (name := self.name_of(engine.engine_id)) and engine.free_kv_tokens != engine.total_kv_tokens
-        ]
-        if topology.queued or topology.in_flight:
-            found.append(f"proxy: {topology.queued} queued, {topology.in_flight} in flight")
-        return found
-
-    async def not_whole(self) -> str:
-        """What keeps the fleet from serving with all its members; in words."""
-        if held := await self.held():
-            return held
-        listed = {engine.engine_id: engine.excluded_because for engine in (await self.topology()).engines}
-        found = [f"{n} is not listed" for n in ENGINES if self.members[n].engine_id not in listed]
-        found += [f"{self.name_of(key) or key}: {why}" for key, why in listed.items() if why or not self.name_of(key)]
-        regions = sorted(region.engine_id for region in (await self.describe()).regions)
-        wanted = sorted(self.members[n].engine_id for n in ENGINES for _ in range(settings.SIM.ranks))
-        if regions != wanted:
-            found.append("kvd has not the memory of all engines, or that of ended ones")
-        return "; ".join(found)
 
     def tails(self) -> str:
         """The ends of all logs since their marks, for people."""
@@ -243,40 +251,38 @@ class Fleet:
         Raises:
             AssertionError: it does not become whole; says why.
         """
-        for name, member in self.members.items():
+        for member in self.members.values():
             member.process.signal(signal.SIGCONT)
-            if member.process.alive:
-                await member.failpoints.clear()
-            else:
-                await self.spawn(name)
+        await self.disarm()
+        await together(self.spawn(name) for name in [name for name in self.members if not self.alive(name)])
         await until(self.not_whole, _WHOLE_S)
+        if self._hurt:  # who was away has had no turn yet
+            self._hurt, self._last = False, None
+
+    async def disarm(self) -> None:
+        """No failpoint of the living acts any more, and none has been counted."""
+        await together(member.failpoints.clear() for member in self.members.values() if member.process.alive)
 
     async def primed(self) -> Pair:
-        """The engines that the next request will be given to.
+        """The engines that the next request will be given to, where no beat comes late.
 
-        Idle engines take turns, so that after one request on each pair the first is next.
+        Idle engines take turns: they are those that the last request was not given to. Where these are not known, one
+        more is asked.
         """
-        used: list[Pair] = []
-        for _ in range(_MOST_PRIMES):
-            _, answer = await self.ask("read")
-            used.append(Pair(self.name_of(answer.prefill_engine_id), self.name_of(answer.decode_engine_id)))
+        if self._last is None:
+            await self.ask("read")
             await until(self.not_whole, _WHOLE_S)
-            if len({pair.prefill for pair in used[-2:]}) == len({pair.decode for pair in used[-2:]}) == 2:
-                return used[-2]
-        raise AssertionError(f"idle engines do not take turns: {used}")
+        assert self._last is not None, "a request in a whole fleet was disturbed"
+        return Pair(_OTHER[self._last.prefill], _OTHER[self._last.decode])
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, planted: str = "") -> AsyncIterator[Fleet]:
+async def running(zygote: Zygote, folder: Path, planted: str = "") -> AsyncIterator[Fleet]:
     """A whole fleet; `planted` names a bug of planted.py for all its processes."""
-    zygote = await Zygote.start()
+    fleet = Fleet(settings.addresses(folder), zygote, planted)
     try:
-        fleet = Fleet(settings.addresses(folder), zygote, planted)
-        try:
-            await fleet.start()
-            await until(fleet.not_whole, _WHOLE_S)
-            yield fleet
-        finally:
-            await fleet.aclose()
+        await fleet.start()
+        await fleet.heal()
+        yield fleet
     finally:
-        await zygote.aclose()
+        await fleet.aclose()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S = 20.0
+"""The zygote's imports are within it."""
 _GONE_S = 5.0
 
 
@@ -72,20 +73,11 @@ class Process:
 
 
 class Zygote:
-    """See zygote.py."""
+    """See zygote.py. It starts with its first order, and anew after an exchange that broke off."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls) -> "Zygote":
-        """Starts it; the imports go on while the first order waits."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.matrix.zygote",
-            cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        return cls(process)
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
 
     async def spawn(self, order: Order) -> Process:
         """A new process.
@@ -94,8 +86,6 @@ class Zygote:
             RuntimeError: the zygote has died.
             ProcessLookupError: the process has ended already; its log says why.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         line = {
             "program": order.program,
             "argv": list(order.argv),
@@ -103,15 +93,37 @@ class Zygote:
             "log": str(order.log),
             "planted": order.planted,
         }
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
-        async with asyncio.timeout(_START_S):
-            answer = await self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the zygote has ended ({self._process.returncode})")
-        return Process(json.loads(answer)["pid"])
+        async with self._turn:
+            try:
+                pid = await self._ask(json.dumps(line).encode() + b"\n")
+            except BaseException:
+                await self.aclose()  # the next order would be given this one's answer
+                raise
+        return Process(pid)
 
     async def aclose(self) -> None:
         """Ends it and with it whatever it has started."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def _ask(self, line: bytes) -> int:
+        """The number of the process that was ordered."""
+        if self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.matrix.zygote",
+                cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line)
+        async with asyncio.timeout(_START_S):
+            answer = await process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the zygote has ended")
+        return int(json.loads(answer)["pid"])

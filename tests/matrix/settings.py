@@ -5,8 +5,10 @@ their order: beat < lease < eviction < stop < answer. A lease is renewed three t
 two busy cores may keep a process waiting for longer than the two thirds of it that are left.
 """
 
+import contextlib
+import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +28,8 @@ BEAT_S: Final = 0.04
 BEAT_EXPECTED_S: Final = 0.2
 BEATS_MISSED: Final = 3
 """An engine is evicted after 0.7 s."""
+HOLD_S: Final = 0.2
+"""The proxy's, for a request without engines: there are always others here but in the first moment of a new proxy."""
 STOPPED_S: Final = 2 * LEASE_S
 """How long a stopped process stands still: two TTLs."""
 ANSWER_S: Final = 6.0
@@ -99,8 +103,8 @@ def _kvd(state: Path) -> tuple[str, ...]:
 def _proxy(grpc: int, http: int, ping: int) -> tuple[str, ...]:
     return (
         f"--grpc-port={grpc}", f"--http-port={http}", f"--ping-port={ping}", f"--beat-interval={BEAT_EXPECTED_S}",
-        f"--beats-missed={BEATS_MISSED}", "--admission-timeout=3", f"--handover-grace={GRACE_S}",
-        "--release-timeout=4", "--drain-timeout=1", "--log-format=json",
+        f"--beats-missed={BEATS_MISSED}", "--admission-timeout=3", f"--hold-timeout={HOLD_S}",
+        f"--handover-grace={GRACE_S}", "--release-timeout=4", "--drain-timeout=1", "--log-format=json",
     )  # fmt: skip
 
 
@@ -118,12 +122,24 @@ def _engine(program: str, port: int, socket: Path, ping: int) -> tuple[str, ...]
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports that were free a moment ago, all different, and given to nobody else of this process."""
+    found: list[int] = []
+    for port in _PORTS:
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"no {count} ports are free")
+
+
+def _ports() -> Iterator[int]:
+    """Below those that the kernel gives to connections, one of which could take the port of a member while it is away.
+    Where they begin differs from process to process: two fleets are not in each other's way."""
+    kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    span = range(10_000, kernels if kernels > 15_000 else 60_000)
+    start = os.getpid() * 101 % len(span)
+    yield from (*span[start:], *span[:start])
+
+
+_PORTS: Final = _ports()

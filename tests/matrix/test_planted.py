@@ -13,6 +13,7 @@ from tests.matrix.checks import defects, findings
 from tests.matrix.fleet import running
 from tests.matrix.logs import Log
 from tests.matrix.planted import PLANTED
+from tests.matrix.processes import Zygote
 
 
 def everything_logged(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -22,13 +23,13 @@ def everything_logged(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("bug", PLANTED)
-async def test_a_planted_bug_is_found(bug: str, alone: Alone) -> None:
+async def test_a_planted_bug_is_found(bug: str, alone: Alone, zygote: Zygote) -> None:
     """With the finding that one expects of it; without it the same cells are part of the matrix, and hold."""
     planted, found = PLANTED[bug], []
     assert not [str(cell) for cell in planted.cells if cells.cannot(cell)]
     with tempfile.TemporaryDirectory(prefix="planted") as folder:
         try:
-            async with running(Path(folder), bug) as fleet:
+            async with running(zygote, Path(folder), bug) as fleet:
                 for cell in planted.cells:
                     found += findings(cell, await run(fleet, cell, alone))
         except (AssertionError, PdserveError) as broken:  # it did not even come to an end

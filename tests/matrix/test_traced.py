@@ -18,6 +18,7 @@ from tests.matrix.cells import Cell
 from tests.matrix.faults import Fault
 from tests.matrix.fleet import running
 from tests.matrix.phases import Phase
+from tests.matrix.processes import Zygote
 from tests.unit.telemetry.collector import Collector
 
 _ONCE = ("--on-failure=fail", "--retries=0", "--continuations=0")
@@ -62,9 +63,10 @@ async def test_the_trace_gives_the_cause_that_the_record_gives(monkeypatch: pyte
 
     monkeypatch.setattr(settings, "addresses", once)
     records: list[tuple[Cell, dict[str, Any], str]] = []
+    zygote = Zygote()  # of its own: a fleet has the environment of its zygote
     try:
         with tempfile.TemporaryDirectory(prefix="traced") as folder:
-            async with running(Path(folder)) as fleet:
+            async with running(zygote, Path(folder)) as fleet:
                 for cell in _CELLS:
                     seen = await run(fleet, cell, alone)
                     (record,) = seen.ended
@@ -80,4 +82,5 @@ async def test_the_trace_gives_the_cause_that_the_record_gives(monkeypatch: pyte
         outcomes = [record["outcome"] for _, record, _ in records]
         assert outcomes == ["finished", *["cancelled"] * 2, *["failed"] * 4], [str(cell) for cell in _CELLS]
     finally:
+        await zygote.aclose()
         await collector.kill()

@@ -42,8 +42,9 @@ async def tab(address: str, deadline: float = 10.0) -> AsyncIterator[Page]:
 
 
 @pytest.fixture
-async def page(browser: str) -> AsyncIterator[Page]:
-    """A tab of 1280 by 900; its test fails if the page makes the browser complain."""
+async def page(browser: str, url: str) -> AsyncIterator[Page]:
+    """A tab of 1280 by 900; its test fails if the page makes the browser complain. It asks for `url` so that the tab is
+    closed before its server: a page that still loads would complain of that."""
     async with tab(browser) as opened:
         await opened.size(1280)
         yield opened

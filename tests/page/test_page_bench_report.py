@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.report import write_html
+from pdserve.bench.report.chapter import Chapter
+from pdserve.bench.report.picture import Table
 from tests.page.browser import Page
 from tests.unit.bench.bench_report_examples import COLOCATED, READ, WRITE, example, partial
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawn once: three configurations, one with a label that is hard to break, one partial."""
+    """Drawn once: three configurations, one with a label that is hard to break, one partial; a chapter with a wide
+    table."""
     results = [
         example(
             COLOCATED, (2.0, 8.0), requests=20, tokens=6, label="a label that has no place to break " * 3 + "x" * 90
@@ -20,7 +23,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         partial(example(WRITE, (2.0, 8.0), requests=20, tokens=6, failing=0.2)),
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_html(results, path)
+    wide = Table(
+        ("ratio", *(f"attainment at {rate}/s" for rate in range(6))), (("WRITE / (b)", *["2.52 (1.83 to 3.74)"] * 6),)
+    )
+    write_html(results, path, chapters=[Chapter("All against each other", ("Words.",), (("Ratios", wide, ("why",)),))])
     return path
 
 

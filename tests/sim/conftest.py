@@ -64,6 +64,8 @@ LONG = Limits(lease=300.0, accept=300.0, transfer=300.0, park=300.0, tie=300.0)
 STEADY = 3600.0
 """Seconds between beats where a test holds an engine still, which beats would call stuck."""
 
+_LONGEST = ("test_sim_compare.py", "test_sim_start.py", "test_sim_profile.py", "test_sim_storm.py")
+"""They start processes, or wait for a clock."""
 _USUAL: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "timeout": 2 * WAIT_S}
 
 
@@ -161,8 +163,10 @@ class Fleet:
         await self.start_kvd(*self._kvd_settings)
 
     async def start_proxy(self, settings: dict[str, Any], traces: Export | None) -> None:
-        """With a client for each face; neither tries again by itself. `traces` takes the spans."""
-        config = ProxyConfig(**({"beat_interval": max(1.0, 4 * self._beat_seconds)} | settings))
+        """With a client for each face; neither tries again by itself. `traces` takes the spans. Who finds no engine is
+        told at once, where the settings do not say otherwise."""
+        usual = {"beat_interval": max(1.0, 4 * self._beat_seconds), "beats_settle": 0, "hold_timeout": 0.0}
+        config = ProxyConfig(**(usual | settings))
         sink = TraceSink(traces, Clock()) if traces else None
         self.proxy = await ProxyApp.start(config, self.kvd.signer, Clock(), os.urandom, sink)
         self._stack.push_async_callback(self.proxy.aclose)
@@ -201,7 +205,7 @@ class Fleet:
             program.add(parts, settings)
 
         plan = Plan(
-            HostConfig(proxy=self.proxy.addresses.registration, drain_seconds=2.0, cluster_key_file=key),
+            HostConfig(proxy=self.proxy.addresses.registration, drain_seconds=10.0, cluster_key_file=key),
             EngineChoice(
                 EngineConfig(EngineKind.SIM, kvd_socket=Path(self.kvd.socket) if kvd else None),
                 posing(self.sim.with_(**sim), identity or {}),
@@ -406,6 +410,14 @@ class Fleet:
 
 
 Launch = Callable[..., Awaitable[Fleet]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first. Of several workers one begins with them, file by file, and the others take from its
+    end: nobody waits for them at the end of the run, and what a file prepares once is not prepared by each worker."""
+    here = Path(__file__).parent
+    order = {here / name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(autouse=True)

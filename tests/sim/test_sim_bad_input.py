@@ -111,7 +111,8 @@ async def test_unknown_fields_of_both_wires(small: "Fleet") -> None:
 
 async def test_a_pair_that_cannot_exchange_kv(launch: Launch) -> None:
     """Two engines that differ in anything that matters are refused at pairing, before prefill, and the refusal
-    names it. An engine that shares the identity is paired with, whatever else is there."""
+    names it, with how the KV of both lies. An engine that shares the identity is paired with, whatever else is
+    there."""
     fleet = await launch(decodes=0)
     others = [
         {"weights": "sha256:other"},
@@ -120,17 +121,19 @@ async def test_a_pair_that_cannot_exchange_kv(launch: Launch) -> None:
         {"attention_layout": "NHD"},
         {"connector_protocol": "999"},
     ]
-    shapes: list[dict[str, Any]] = [{"block_size": 32, "block_bytes": 256}, {"layers": 6}, {"ranks": 2}]
+    shapes: list[dict[str, Any]] = [{"block_bytes": 256}, {"layers": 6}, {"ranks": 2}]
     for identity, shape in [(other, {}) for other in others] + [({}, shape) for shape in shapes]:
         decode = await fleet.host("decode", identity=identity, **shape)
         with pytest.raises(errors.IncompatibleEngines) as raised:
             await fleet.ask("hello")
         code, body = await fleet.post({"prompt": "hello", "max_tokens": 4})
         assert (code, body["error"]["code"]) == (409, "INCOMPATIBLE_ENGINES")
-        named = {"ranks": "tensor_parallel"}
+        named = {"ranks": "kv_heads", "block_bytes": "head_bytes"}
         for name in identity or {named.get(name, name) for name in shape}:
             assert name in raised.value.metadata
             assert name in body["error"]["message"]
+        for service in (fleet.prefills[0], decode):
+            assert service.engine.info.layout in raised.value.message
         assert decode.engine.load().steps == 0
         await fleet.leave(decode)
     assert fleet.prefills[0].engine.load().steps == 0

@@ -130,7 +130,8 @@ def test_every_process_has_its_share_of_the_cores(compared: Compared) -> None:
 
 
 def test_it_ends_with_tables_and_a_report(compared: Compared) -> None:
-    """The ratio is named, scaled time is said to be scaled, CSV and HTML are there."""
+    """The ratio is named, scaled time is said to be scaled, CSV and HTML are there. The page has the tables too, and
+    how the objectives came about."""
     for said in ("WRITE / (b)", "attainment at 10/s", "Goodput at 90% attainment", "Cores used"):
         assert said in compared.tables, compared.told
     assert "1 s here stands for 5 s" in compared.told
@@ -138,7 +139,9 @@ def test_it_ends_with_tables_and_a_report(compared: Compared) -> None:
         one["over"] + one["under"] for one in json.loads((compared.folder / "compare.json").read_text())["ratios"]
     } == {"db"}
     assert (compared.folder / "d-0.csv").read_text().count("\n") == 7
-    assert "<html" in (compared.folder / "report.html").read_text()
+    page = (compared.folder / "report.html").read_text()
+    for said in ("WRITE / (b)", "Cores used", "SLO: TTFT", "<strong>D WRITE 1P1D</strong>"):
+        assert said in page, said
 
 
 def test_started_again_it_goes_on_and_refuses_another_transport(compared: Compared, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ async def test_decode_dies_in_the_middle_of_an_answer(launch: Launch, prompt: Pr
 async def test_a_transport_that_stalls(launch: Launch, prompt: Prompt, mode: str) -> None:
     """A copy that neither ends nor can be cancelled: the transfer's deadline fails the request with a typed error,
     the fence's deadline tears the session down, and only then are the blocks free."""
-    fleet = await launch(bandwidth=FAST, limits=Limits(transfer=0.2, fence=0.2))
+    fleet = await launch(bandwidth=FAST, limits=Limits(transfer=1.0, fence=0.2))
     fleet.may_expire = True
     fleet.faults.script += [Fault.STALL]
     with pytest.raises(errors.TransferExpired):

@@ -28,14 +28,17 @@ async def test_whichever_copy_fails_the_request_ends(launch: Launch, prompt: Pro
     ends with that error at once, and both engines have their blocks again."""
     fleet = await launch(bandwidth=FAST, ranks=2, token_budget=64, prefix_cache=False)
     prefill, transfers = fleet.prefills[0], fleet.kvd.node.transfers.book.transfers
+    chunk = fleet.sim.token_budget // BLOCK * fleet.sim.block_bytes * fleet.sim.layers * fleet.sim.ranks
     for number in itertools.count():
         tokens = prompt(150)
         fleet.faults.script[:] = [None] * number + [Fault.FAIL]
         if mode == "write":
             prefill.steps.shut()
         asked = asyncio.create_task(fleet.ask(tokens, mode=mode))
-        if mode == "write":  # with decode's blocks known from the start every chunk's layers are copies of their own
+        if mode == "write":  # of the first chunk both ranks have copies of their own, however busy the machine is
             await fleet.until(lambda: any(transfer.consumers for transfer in transfers.values()))
+            await prefill.steps.pass_one(fleet.sim.layers)
+            await fleet.until(lambda asked=asked: asked.done() or fleet.landed() == chunk)  # type: ignore[misc]  # bound now
             prefill.steps.open()
         try:
             answer = await asked

@@ -221,7 +221,7 @@ async def test_what_is_held_is_shown_while_it_is(launch: Launch, prompt: Prompt,
 
 async def test_a_deadline_and_a_torn_down_fence_are_shown(launch: Launch, prompt: Prompt) -> None:
     """A copy that stalls past its transfer's deadline and its fence's: an expiry, a torn down fence, EXPIRED ends."""
-    limits = Limits(lease=60, accept=60, transfer=0.2, park=60, fence=0.2, tie=60)
+    limits = Limits(lease=60, accept=60, transfer=1.0, park=60, fence=0.2, tie=60)
     fleet = await launch(bandwidth=FAST, limits=limits)
     fleet.may_expire = True
     fleet.faults.script += [Fault.STALL]

@@ -195,7 +195,7 @@ async def test_both_sides_preempt(launch: Launch, rng: random.Random, prompt: Pr
     assert set(fleet.ended()) == {"landed", "released"}
 
 
-SHORT = Limits(lease=0.3, accept=0.3, transfer=300.0, park=0.3, tie=300.0)
+SHORT = Limits(lease=1.0, accept=1.0, transfer=300.0, park=1.0, tie=300.0)
 """What waits in an engine's queue waits longer than each of these."""
 
 

@@ -25,7 +25,7 @@ async def start(argv: list[str], path: Path | None = None) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), 55)
+        said, _ = await asyncio.wait_for(process.communicate(), 110)
     except BaseException:
         process.kill()
         await process.wait()

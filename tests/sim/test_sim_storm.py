@@ -82,14 +82,14 @@ async def test_a_storm(launch: Launch, rng: random.Random, prompt: Prompt, numbe
         cost=CostModel(0.01, 0.0, 0.004, 0.0, 0.0, 0.002, 0.0),
         limits=LIMITS,
         beat_seconds=0.2,
-        proxy={"admission_headroom": 8},
+        proxy={"admission_headroom": 8, "admission_timeout": 15.0},
     )
     fleet.may_expire = True
     prompts = [prompt(rng.randrange(1, 300)) for _ in range(REQUESTS // 2)]
     storm = asyncio.create_task(trouble(fleet, rng))
     seeds = [random.Random(rng.random()) for _ in range(REQUESTS)]
     ended = await asyncio.wait_for(
-        asyncio.gather(*(client(fleet, seed, rng.choice(prompts)) for seed in seeds)), timeout=50
+        asyncio.gather(*(client(fleet, seed, rng.choice(prompts)) for seed in seeds)), timeout=100
     )
     await storm
     preempted = sum(service.engine.preemptions for service in (*fleet.prefills, *fleet.decodes))

@@ -24,7 +24,8 @@ Prompt = Callable[[int], tuple[int, ...]]
 Launch = Callable[..., Awaitable["Fleet"]]
 
 DELAY_S, SHOWN_S, ELSEWHERE_S = 0.050, 0.045, 0.010
-RUNS = 5
+RUNS = 20
+"""Most tries, as the box may be busy; on an idle one the first is good."""
 COST = CostModel(0.004, 0.0, 0.002, 0.0, 0.0, 0.0, 0.0)
 """A step with a prompt takes 4 ms, one without 2 ms: no part is lost in the noise of microseconds."""
 
@@ -113,7 +114,8 @@ async def test_a_delay_shows_up_where_it_was(
     launch: Launch, prompt: Prompt, mode: str, point: Point, terms: str, part: str
 ) -> None:
     """50 ms put into one place are 45 ms more of that part at least, less what WRITE hides, and less than 10 ms more of
-    every other. The best of a few runs, as the box may be busy: a part that got wrong time would have it in all."""
+    every other. The best of a few runs, as the box may be busy: a part that got wrong time would have it in all, and
+    one that did not get its own would lack it in all."""
     asking = await Asking.of(launch, prompt, mode)
     usual = parts_of(await asking.one())
 
@@ -130,38 +132,42 @@ async def test_a_delay_shows_up_where_it_was(
         assert FAILPOINTS.count(point).fired >= 1
         FAILPOINTS.disarm(point)
         delayed = parts_of(trace)
-        assert delayed[part] - usual[part] >= SHOWN_S - hidden(trace, part), (delayed, usual)
         more.append({name: delayed[name] - usual[name] for name in usual})
+        more[-1][part] += hidden(trace, part)
         await compare()
     assert _there(more[-1], part), [{name: round(s * 1e3, 1) for name, s in one.items()} for one in more]
 
 
 def _there(more: dict[str, float], part: str) -> bool:
-    return all(seconds < ELSEWHERE_S for name, seconds in more.items() if name != part)
+    return more[part] >= SHOWN_S and all(seconds < ELSEWHERE_S for name, seconds in more.items() if name != part)
 
 
 async def test_what_decode_hides_in_write_counts_nothing(launch: Launch, prompt: Prompt) -> None:
     """50 ms before decode's engine knows the request are hidden behind a prefill of 100 ms: no part has them, the raw
     interval does."""
     asking = await Asking.of(launch, prompt, "write", CostModel(0.1, 0.0, 0.002, 0.0, 0.0, 0.0, 0.0))
-    FAILPOINTS.arm(Point.DECODE_RECEIVED, ONCE)
-    trace = await asking.one()
-    assert trace.figure(names.raw("decode.admit")) >= SHOWN_S
+    off: list[float] = []
+    while not off or (min(off) >= 0.02 and len(off) < RUNS):
+        FAILPOINTS.arm(Point.DECODE_RECEIVED, ONCE)
+        trace = await asking.one()
+        assert trace.figure(names.raw("decode.admit")) >= SHOWN_S
+        off.append(abs(trace.figure(names.FORMULA_WRITE) - trace.figure(names.TTFT)))
+    assert min(off) < 0.02, off
     assert trace.parts()["decode.admit"] < 0.005
     assert trace.figure(names.raw("proxy.serialization")) < 0
-    assert trace.figure(names.FORMULA_WRITE) == pytest.approx(trace.figure(names.TTFT), abs=0.02)
 
 
 async def test_writes_formula_knows_one_wait_where_parts_know_two(launch: Launch, prompt: Prompt) -> None:
     """WRITE whose decode has its blocks late: the formula's `write`, which runs from the forward pass to the last byte,
     has that time, as it would have that of a slow link; the parts have it in decode.admit, and not in kv.wait."""
     asking = await Asking.of(launch, prompt, "write")
-    FAILPOINTS.arm(Point.DECODE_RECEIVED, ONCE)
-    trace = await asking.one()
-    late = SHOWN_S - hidden(trace, "decode.admit")
-    assert trace.figure(names.raw("write")) >= late
-    assert trace.parts()["decode.admit"] >= late
-    assert trace.parts()["kv.wait"] == pytest.approx(trace.figure(names.raw("kv.wait")), abs=1e-6)
-    assert trace.figure(names.raw("write")) - trace.parts()["decode.admit"] == pytest.approx(
-        trace.parts()["kv.wait"], abs=ELSEWHERE_S
-    )
+    off: list[float] = []
+    while not off or (min(off) >= ELSEWHERE_S and len(off) < RUNS):
+        FAILPOINTS.arm(Point.DECODE_RECEIVED, ONCE)
+        trace = await asking.one()
+        late = SHOWN_S - hidden(trace, "decode.admit")
+        write, admit, wait = trace.figure(names.raw("write")), *(trace.parts()[p] for p in ("decode.admit", "kv.wait"))
+        assert min(write, admit) >= late
+        assert wait == pytest.approx(trace.figure(names.raw("kv.wait")), abs=1e-6)
+        off.append(abs(write - admit - wait))
+    assert min(off) < ELSEWHERE_S, off

@@ -143,7 +143,7 @@ async def test_a_fault_of_the_transport(launch: Launch, prompt: Prompt, traces: 
 async def test_a_wait_that_expired(launch: Launch, prompt: Prompt, traces: Traces, mode: str) -> None:
     """A copy hangs until kvd gives the hand-over up: nearly all of the wait is in kvd.copy, which has the reason. In
     WRITE, where it is the second layer's, what was pushed is below prefill's forward pass, and well."""
-    limits = Limits(transfer=0.3, fence=0.1)
+    limits = Limits(transfer=1.5, fence=0.1)
     fleet = await launch(traces=traces, proxy=ONCE, bandwidth=LINK, limits=limits, layers=4, cost=COST)
     fleet.may_expire = True
     steps = fleet.prefills[0].steps

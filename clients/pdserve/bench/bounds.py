@@ -43,7 +43,7 @@ def divided(over: Bounded, under: Bounded) -> Bounded:
     value = over.value / under.value
     if not over.bound and not under.bound:
         return Bounded(value)
-    why = "; ".join(f"{name} {one.why}" for name, one in (("above:", over), ("below:", under)) if one.bound)
+    why = "; ".join(f"{name} {one.why}" for name, one in (("dividend:", over), ("divisor:", under)) if one.bound)
     rises = {"at least": 1, "at most": -1, "": 0}
     signs = {rises[over.bound], -rises[under.bound]} - {0}
     if len(signs) != 1:

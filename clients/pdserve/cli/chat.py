@@ -24,10 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talks until /quit or the end of input; an answer that fails does not end the conversation."""
-    target = options.target(args)
-    from pdserve.client import Client
-
-    with Client(target) as client:
+    with options.client(args) as client:
         Conversation(client, args.system, options.call_fields(args)).run()
     return 0
 

@@ -1,6 +1,7 @@
 """The folder of a deployment that runs on this machine: its lock, its key, and up.json that tells others of it."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +19,9 @@ from pdserve.rpc.errors import ConfigError
 
 _RECORD = "up.json"
 _LOCK = "up.lock"
+_LOOPBACK = "127.0.0.1"
+_TRIES = 64
+"""Ports that are asked of the kernel until one is nobody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Deployment:
     grpc: str
     """Target for the SDK."""
     http: str
-    """Base URL of the OpenAI API."""
+    """Base URL of the OpenAI API; empty: the proxy is on another node."""
     kvd: str
     """gRPC target of kvd."""
     model: str
@@ -52,12 +56,14 @@ def default_dir() -> Path:
 
 
 @contextlib.contextmanager
-def claimed(state_dir: Path) -> Iterator[Path]:
-    """Makes the folder ours until exit: private, locked, with a fresh cluster key and no old record.
+def claimed(state_dir: Path, key_file: Path | None = None) -> Iterator[Path]:
+    """Makes the folder ours until exit: private, locked, with a cluster key and no old record. The key is that of
+    `key_file`, or a fresh one.
 
     Raises:
-        ConfigError: a deployment runs in it, it belongs to somebody else, or it cannot be made.
+        ConfigError: a deployment runs in it, it belongs to somebody else, or it cannot be made; or no key can be read.
     """
+    secret = _read_key(key_file) if key_file else f"{secrets.token_hex(32)}\n".encode()
     # Patient, because `find` holds the lock for a moment too.
     with _lock(state_dir, patience=1.0) as held:
         if not held:
@@ -65,9 +71,11 @@ def claimed(state_dir: Path) -> Iterator[Path]:
         (state_dir / "logs").mkdir(exist_ok=True)
         (state_dir / _RECORD).unlink(missing_ok=True)
         key = state_dir / "cluster.key"
+        if key_file and key_file.resolve() == key.resolve():
+            raise ConfigError(f"the key in {key} is the deployment's own and goes with it: keep yours elsewhere")
         key.unlink(missing_ok=True)
-        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
+        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
         try:
             yield state_dir
         finally:
@@ -130,37 +138,63 @@ def running(where: Path) -> Deployment | None:
 
 
 @contextlib.contextmanager
-def free_ports(engines: int, grpc: int, http: int, otlp: int = 0, traces: int = 0) -> Iterator[Ports]:
-    """Free TCP ports on loopback; those that are named are taken where they are free, 0 for any.
+def free_ports(
+    engines: int, grpc: int, http: int, otlp: int = 0, traces: int = 0, *, host: str = _LOOPBACK, ping: int = 0
+) -> Iterator[Ports]:
+    """Free TCP ports; those that are named are taken where they are free, 0 for any. What other nodes reach is on
+    `host`, the rest on loopback.
 
     Until exit they are held for our services, which bind them seconds later, and again after a death: a port that is
     only free now may be anybody's by then, the source of a connection too. A socket that is bound and does not listen
-    keeps a port from all but those who bind it by number with SO_REUSEADDR, as servers do.
+    keeps a port from all but those who bind it by number with SO_REUSEADDR, as servers do, and as another `pdserve`
+    does here: from that one a name keeps it, which one process has at a time.
 
     Raises:
-        ConfigError: no port is free.
+        ConfigError: no port is free, or the host is not this one.
     """
     with ExitStack() as held:
 
-        def one(wanted: int) -> int:
-            for port in dict.fromkeys((wanted, 0)):
-                hold = held.enter_context(socket.socket())
-                # Also because connections that are only dying do not hold a port from services.
-                hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                with contextlib.suppress(OSError):
-                    hold.bind(("127.0.0.1", port))
-                    return int(hold.getsockname()[1])
-            raise ConfigError("no TCP port is free on 127.0.0.1")
+        def one(wanted: int, on: str = _LOOPBACK) -> int:
+            bare = on.strip("[]")
+            why: OSError | None = None
+            for port in ([wanted] if wanted else []) + [0] * _TRIES:
+                try:
+                    return held.enter_context(_port(bare, port))
+                except OSError as error:
+                    why = error
+                    if not port and error.errno != errno.EADDRINUSE:
+                        break
+            raise ConfigError(f"no TCP port is free on {bare}: {why}")
 
         yield Ports(
-            grpc=one(grpc),
-            http=one(http),
-            ping=one(0),
-            engines=tuple(one(0) for _ in range(engines)),
+            grpc=one(grpc, host),
+            http=one(http, host),
+            ping=one(ping, host),
+            engines=tuple(one(0, host) for _ in range(engines)),
             otlp=one(otlp),
             traces=one(traces),
             metrics=tuple(one(0) for _ in range(engines + 1)),
         )
+
+
+@contextlib.contextmanager
+def _port(host: str, port: int) -> Iterator[int]:
+    """Holds a port of a bare host until exit, as `free_ports` says; 0: any.
+
+    Raises:
+        OSError: it cannot be had; EADDRINUSE where somebody has it.
+    """
+    with (
+        socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as hold,
+        socket.socket(socket.AF_UNIX) as name,
+    ):
+        # Also because connections that are only dying do not hold a port from services.
+        hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        hold.bind((host, port))
+        address, got = hold.getsockname()[:2]
+        # No file: it goes with its process, and belongs to the network namespace as the port does.
+        name.bind(f"\0pdserve/port/{address}/{got}")
+        yield int(got)
 
 
 def usable_cores() -> Sequence[int]:
@@ -198,6 +232,13 @@ def _lock(state_dir: Path, patience: float = 0.0) -> Iterator[bool]:
         while not (held := _try(file)) and time.monotonic() < until:
             time.sleep(0.05)
         yield held
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cluster key file {path}: {error.strerror}") from error
 
 
 def _try(file: IO[str]) -> bool:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from pdserve.cli import doctor_checks, doctor_facts
+from pdserve.cli import doctor_checks, doctor_facts, options
 from pdserve.cli.doctor_checks import Finding, Level, Plan
 from pdserve.rpc.errors import ConfigError
 
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--docker", action="store_true", help="to be started with docker compose, not with pdserve up")
     parser.add_argument(
         "--ports",
-        type=int,
+        type=options.port,
         nargs="*",
         default=list(_PORTS),
         metavar="P",

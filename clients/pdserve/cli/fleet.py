@@ -7,12 +7,14 @@ store, which takes what the proxy had left to say.
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from pdserve.cli import probe
+from pdserve.cli import failpoints, probe
 from pdserve.cli.board import Board
 from pdserve.cli.keeper import Keeper
 from pdserve.cli.plan import Kind, Plan, Process
@@ -34,8 +36,12 @@ class Fleet:
         self, plan: Plan, board: Board, *, grace: float = 30.0, restarts: int = 0, pause_step: float = STEP
     ) -> None:
         """`grace`: seconds that each stage of the drain may take. `restarts`: how often each process that has served is
-        started again when it dies, with pauses that grow by `pause_step` seconds."""
-        self.plan = plan
+        started again when it dies, with pauses that grow by `pause_step` seconds.
+
+        Raises:
+            ConfigError: failpoints in our environment that are not said to be one process's.
+        """
+        self.plan = replace(plan, processes=failpoints.addressed(plan.processes, os.environ))
         self._board = board
         self._grace = grace
         self._restarts = restarts
@@ -72,7 +78,8 @@ class Fleet:
         """Starts everything; returns when the proxy routes to every engine.
 
         Raises:
-            Unavailable: a process ended; the message has the end of its log.
+            ConfigError: a process ended because of its settings; the message has the end of its log.
+            Unavailable: a process ended for another reason; the message has the end of its log.
             Unavailable: not ready within `timeout` seconds; the message says what was not.
         """
         self._patience = timeout
@@ -86,7 +93,7 @@ class Fleet:
         """Runs `work` to its end, and ends it where a process that is needed dies first for good.
 
         Raises:
-            Unavailable: a process ended and is not started again; or what `work` raises.
+            Unavailable, ConfigError: a process ended and is not started again; or what `work` raises.
         """
         doing, death = asyncio.ensure_future(work), asyncio.ensure_future(self.died())
         try:
@@ -101,7 +108,7 @@ class Fleet:
         """Waits for a process that is needed to end without being asked to, and for good.
 
         Raises:
-            Unavailable: one did; the message has the end of its log.
+            Unavailable, ConfigError: one did; the message has the end of its log.
         """
         raise await self._lost.get()
 
@@ -186,7 +193,7 @@ class Fleet:
     async def _all_serving(self, processes: Sequence[Process]) -> None:
         left = list(processes)
         while left:
-            answers = await asyncio.gather(*(probe.serving(process.target) for process in left))
+            answers = await asyncio.gather(*(probe.up(process) for process in left))
             for process, serves in zip(tuple(left), answers, strict=True):
                 if serves:
                     left.remove(process)
@@ -218,7 +225,7 @@ class Fleet:
     async def _unready(self) -> str:
         states = []
         for keeper in self._keepers:
-            if keeper.pid and not await probe.serving(keeper.plan.target):
+            if keeper.pid and not await probe.up(keeper.plan):
                 said = keeper.child.log_tail(8)
                 states.append(f"{keeper.name} does not serve; the end of its log {keeper.plan.log}:\n{said}")
         if not states:

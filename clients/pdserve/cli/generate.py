@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quiet",
         action="store_true",
-        help="do not print the line of facts, or of the request's id where it failed, on stderr",
+        help="on stderr, do not print the line of facts, why it is asked again, or the id of a request that failed",
     )
     options.add_target(parser)
     options.add_call(parser)
@@ -32,11 +32,10 @@ def run(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt:
         raise EmptyPrompt("the prompt has no character")
-    target = options.target(args)
+    opened = options.client(args, quiet=args.quiet)
     from pdserve.cli import text
-    from pdserve.client import Client
 
-    with Client(target) as client, client.stream(prompt, **options.call_fields(args)) as stream:
+    with opened as client, client.stream(prompt, **options.call_fields(args)) as stream:
         try:
             if not args.json:
                 _print(stream)

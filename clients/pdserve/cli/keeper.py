@@ -13,12 +13,14 @@ from pdserve.cli.board import Board
 from pdserve.cli.plan import Process
 from pdserve.cli.processes import Child, Guard
 from pdserve.cli.restarts import Allowance
-from pdserve.client import PdserveError, Unavailable
+from pdserve.client import ConfigError, PdserveError, Unavailable
 
 _POLL = 0.25
 """Seconds between two looks at one that is starting."""
 _SHOWN = 4
 """Lines of a log that are shown when a process is started again."""
+_MISCONFIGURED = 2
+"""Exit status of each service for settings that cannot work, as argparse has it too."""
 
 Lost = Callable[[PdserveError], None]
 
@@ -109,6 +111,7 @@ class Keeper:
         """The next life, until it serves or has ended too.
 
         Raises:
+            ConfigError: there is none, and it has ended because of its settings.
             Unavailable: there is none, or it does not serve in time.
         """
         child, how = self.child, self.child.how_it_ended()
@@ -118,7 +121,8 @@ class Keeper:
         pause = self._allowance.take() if self.has_served else None
         if pause is None:
             last = f" after restart {self.restarts} of {self._allowance.most}" if self.restarts else ""
-            raise Unavailable(f"{who}{last}; the end of its log {self.plan.log}:\n{child.log_tail()}")
+            said = f"{who}{last}; the end of its log {self.plan.log}:\n{child.log_tail()}"
+            raise ConfigError(said) if child.returncode == _MISCONFIGURED else Unavailable(said)
         when = f"again in {pause:g} s" if pause else "again"
         log = "".join(f"\n    {line}" for line in child.log_tail(_SHOWN).splitlines())
         counted = f"restart {self.restarts} of {self._allowance.most}"
@@ -144,7 +148,7 @@ class Keeper:
         """
         until = time.monotonic() + self._patience
         while self.child.returncode is None:
-            if await probe.serving(self.plan.target):
+            if await probe.up(self.plan):
                 self.away = False
                 self._board.show(self.name, "serving")
                 return

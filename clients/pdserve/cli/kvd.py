@@ -1,4 +1,4 @@
-"""`pdserve kvd`: what a node's daemon holds, for whom, since when and why; and its drain."""
+"""`pdserve kvd`: what a node's daemon holds, for whom, since when and why; its drain; and what its links can do."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from pdserve.cli import options
+from pdserve.cli import kvd_doctor, options
 from pdserve.rpc.errors import ConfigError, KvdUnavailable
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("transfers", "every open transfer and what it waits for"),
         ("leases", "every lease: who holds which blocks until when"),
         ("drain", "take no new transfers and wait for the open ones; status 0 when none is left"),
+        ("doctor", "measure what carries KV within this node and from its peers; status 1 where that does not work"),
     ):
         action = actions.add_parser(name, help=help_, description=help_.capitalize() + ".", allow_abbrev=False)
         where = action.add_mutually_exclusive_group()
@@ -46,6 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                 "--deadline", type=options.seconds, default=30.0, metavar="S", help="longest wait; default 30 s"
             )
             action.add_argument("--undo", action="store_true", help="take new transfers again")
+        elif name == "doctor":
+            kvd_doctor.arguments(action)
         else:
             action.add_argument("--timeout", type=options.seconds, default=5.0, metavar="S", help="default 5 s")
         if name == "transfers":
@@ -65,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         kvd = _Kvd(target, kvd_pb2_grpc.OperatorStub(channel))
         if args.action == "drain":
             return _drain(kvd, args)
+        if args.action == "doctor":
+            return _doctor(kvd, args)
         if args.action == "transfers" and args.watch:
             watch(lambda: _report(kvd, args, indent=None), sys.stdout, terminal=_in_place(args), interval=args.interval)
         print(_report(kvd, args, indent=2))
@@ -186,3 +191,11 @@ def _drain(kvd: _Kvd, args: argparse.Namespace) -> int:
     else:
         print(kvd_text.drained(answer, left))
     return 0 if args.undo or not answer.remaining else 1
+
+
+def _doctor(kvd: _Kvd, args: argparse.Namespace) -> int:
+    """Raises ConfigError where something does not work, or is not as expected."""
+    answer = kvd.ask(kvd.stub.Measure, kvd_doctor.request(args), args.timeout + _GRACE)
+    print(kvd_doctor.report(answer, kvd.target, as_json=args.json))
+    kvd_doctor.judge(answer, args.expect)
+    return 0

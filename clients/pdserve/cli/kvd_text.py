@@ -40,6 +40,8 @@ def describe(answer: kvd_pb2.DescribeResponse, target: str) -> str:
     parts.append(text.table(header, regions, left=2))
     if answer.peer_address:
         parts.append(_peers(answer))
+    if answer.carried:
+        parts.append(_carried(answer.carried))
     ended = {k.removeprefix("ended."): n for k, n in answer.transfers.items() if k.startswith("ended.")}
     open_ = {k: n for k, n in answer.transfers.items() if k.startswith(("producer.", "consumer."))}
     facts = (
@@ -160,6 +162,20 @@ def _peers(answer: kvd_pb2.DescribeResponse) -> str:
     header = ("peer", "epoch", "state", "engines", "copies there", "accepts there", "its clock")
     lost = f"; {answer.peers_lost} links lost so far" if answer.peers_lost else ""
     return f"peers reach it at {answer.peer_address}{lost}\n{text.table(header, rows, left=3)}"
+
+
+def _carried(carried: Iterable[kvd_pb2.Carried]) -> str:
+    rows = [
+        (
+            one.transport,
+            one.lanes or "-",
+            str(one.copies),
+            text.size(one.bytes),
+            f"{one.bytes / one.copy_seconds / 1e9:.2f} GB/s" if one.copy_seconds else "-",
+        )
+        for one in carried
+    ]
+    return text.table(("carried by", "over", "copies", "bytes", "of one copy"), rows, left=2)
 
 
 def _fences(fences: kvd_pb2.Fences) -> str:

@@ -2,8 +2,12 @@
 
 import argparse
 import math
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdserve.client import Client, PdserveError
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 CALL = (*SAMPLING, "model", "mode", "route", "on_failure", "timeout")
@@ -31,6 +35,32 @@ def add_call(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--on-failure", choices=("fail", "recompute"), help="when a hand-over fails")
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds; default 600")
+    parser.add_argument(
+        "--retry",
+        type=patience,
+        metavar="S",
+        help="seconds in which it is asked again where nobody can answer; 0: not at all; default 60",
+    )
+
+
+def client(args: argparse.Namespace, *, quiet: bool = False) -> "Client":
+    """A client of the proxy that was named, or of the one that runs here. Unless `quiet` it says on stderr why it asks
+    again, each reason once.
+
+    Raises:
+        ConfigError: none was named and none runs.
+    """
+    where = target(args)
+    from pdserve.client import Client, Retry
+
+    said: set[str] = set()
+
+    def again(error: "PdserveError", _: float) -> None:
+        if not quiet and error.reason not in said:
+            said.add(error.reason)
+            print(f"pdserve: {error.message} ({error.reason}); asking again", file=sys.stderr)
+
+    return Client(where, retry=Retry() if args.retry is None else Retry(seconds=args.retry), on_retry=again)
 
 
 def call_fields(args: argparse.Namespace) -> dict[str, Any]:
@@ -64,6 +94,22 @@ def times(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port, for argparse; 0: any."""
+    value = int(text)
+    if not 0 <= value < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{value} is not a TCP port: 0 to 65535")
+    return value
+
+
+def patience(text: str) -> float:
+    """A number of seconds of at least 0, for argparse."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return value
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from pdserve.cli.up_node import Node, at
 from pdserve.rpc.errors import ConfigError
 
 Kind = Literal["kvd", "engine", "traces", "proxy"]
@@ -52,6 +53,8 @@ class Spec:
     """How KV travels where a request does not say."""
     on_failure: Literal["", "fail", "recompute"] = ""
     """What a failed hand-over does where a request does not say; empty: the proxy's default."""
+    hold_timeout: float | None = None
+    """Seconds that the proxy holds a request while no engines could serve it; None: the proxy's default."""
     pin: bool = False
     """Each engine on a core of its own, in turn."""
     engine_args: tuple[str, ...] = ()
@@ -62,6 +65,8 @@ class Spec:
     """Keep the proxy's traces in a store of the deployment's own."""
     traces_go: str = ""
     """Where OpenTelemetry's variables send them instead, in words; empty: they say nothing."""
+    node: Node | None = None
+    """One of several nodes, with what it has of the deployment; None: this machine has it all."""
 
     def __post_init__(self) -> None:
         for setting in self.kvd_settings:
@@ -72,13 +77,17 @@ class Spec:
                 raise ConfigError(f"kvd's {name} is the deployment's to set")
         if min(self.prefill, self.decode, self.both) < 0 or self.prefill + self.decode + self.both == 0:
             raise ConfigError("a deployment needs at least one engine")
-        if (self.prefill == 0) != (self.decode == 0):
-            raise ConfigError("prefill and decode engines come in pairs: one kind alone can answer nothing")
+        if (self.prefill == 0) != (self.decode == 0) and self.node is None:
+            raise ConfigError(
+                "prefill and decode engines come in pairs: one kind alone can answer nothing, "
+                "unless it is one of several nodes (--host)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """TCP ports on loopback, all free when they were chosen."""
+    """TCP ports, all free when they were chosen: on loopback, but for the first four on the node's own address where
+    it is one of several."""
 
     grpc: int
     http: int
@@ -122,7 +131,7 @@ class Plan:
     grpc: str
     """Target for the SDK."""
     http: str
-    """Base URL of the OpenAI API."""
+    """Base URL of the OpenAI API; empty: the proxy is on another node."""
     kvd: str
     """gRPC target of kvd."""
     traces: str = ""
@@ -155,11 +164,14 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
     env = {"PDSERVE_CLUSTER_KEY_FILE": str(state_dir / "cluster.key"), "PYTHONUNBUFFERED": "1"}
     logs = state_dir / "logs"
     asked = dict(zip(("kvd", *engine_names(spec)), ports.metrics, strict=True)) if ports.metrics else {}
+    node = spec.node
+    host = node.host if node else _HOST
+    http = at(host, ports.http)
 
     def process(name: str, kind: Kind, module: str, flags: Sequence[str], target: str, core: int | None) -> Process:
-        port = ports.http if kind == "proxy" else asked.get(name)
+        shown = http if kind == "proxy" else at(_HOST, asked[name]) if name in asked else ""
         if name in asked:
-            flags = ("--metrics-host", _HOST, "--metrics-port", str(port), *flags)
+            flags = ("--metrics-host", _HOST, "--metrics-port", str(asked[name]), *flags)
         return Process(
             name,
             kind,
@@ -168,24 +180,18 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
             logs / f"{name}.log",
             env=env,
             core=core,
-            metrics=f"http://{_HOST}:{port}/metrics" if port else "",
+            metrics=f"http://{shown}/metrics" if shown else "",
         )
 
-    processes = [
-        process(
-            "kvd",
-            "kvd",
-            "pdserve.kvd",
-            ("--socket", str(socket), "--state-dir", str(state_dir), *(f"--{s}" for s in spec.kvd_settings)),
-            f"unix:{socket}",
-            None,
-        )
-    ]
+    flags = ["--socket", str(socket), "--state-dir", str(state_dir), *(node.kvd_flags() if node else ())]
+    flags += [f"--{setting}" for setting in spec.kvd_settings]
+    processes = [process("kvd", "kvd", "pdserve.kvd", flags, f"unix:{socket}", None)]
+    registers = node.registration() if node and node.proxy else at(host, ports.ping)
     for index, (name, port) in enumerate(zip(engine_names(spec), ports.engines, strict=True)):
         role = name.rpartition("-")[0]
         module = "pdserve.prefill" if role == "prefill" else "pdserve.decode"
-        flags = ["--engine", spec.engine, "--role", role, "--host", _HOST, "--port", str(port)]
-        flags += ["--proxy", f"{_HOST}:{ports.ping}"]
+        flags = ["--engine", spec.engine, "--role", role, "--host", host, "--port", str(port)]
+        flags += ["--proxy", registers]
         if role != "both":  # an engine that serves alone is plain: nothing of it is kvd's
             flags += ["--kvd-socket", str(socket)]
         if spec.engine == "vllm":
@@ -195,14 +201,18 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         # vLLM's arguments go after `--`; the sim engine's are flags of the service itself.
         flags += ["--", *spec.engine_args] if spec.engine == "vllm" and spec.engine_args else spec.engine_args
         core = cores[index % len(cores)] if spec.pin and cores else None
-        processes.append(process(name, "engine", module, flags, f"{_HOST}:{port}", core))
-    flags = ["--host", _HOST, "--grpc-port", str(ports.grpc), "--http-port", str(ports.http)]
+        processes.append(process(name, "engine", module, flags, at(host, port), core))
+    if node and node.proxy:
+        return Plan(spec, tuple(processes), node.proxy, "", processes[0].target)
+    flags = ["--host", host, "--grpc-port", str(ports.grpc), "--http-port", str(ports.http)]
     flags += ["--ping-port", str(ports.ping), "--mode", spec.mode, "--beats-missed", str(_SILENCE)]
-    if not spec.prefill:
-        flags += ["--route", "split_or_colocated"]  # there will never be a pair
+    if not spec.prefill and (node is None or not spec.decode):
+        flags += ["--route", "split_or_colocated"]  # there will never be a pair, or none of this node's
     if spec.on_failure:
         flags += ["--on-failure", spec.on_failure]
-    proxy = process("proxy", "proxy", "pdserve.proxy", flags, f"{_HOST}:{ports.grpc}", None)
+    if spec.hold_timeout is not None:
+        flags += ["--hold-timeout", str(spec.hold_timeout)]
+    proxy = process("proxy", "proxy", "pdserve.proxy", flags, at(host, ports.grpc), None)
     traces = ""
     if spec.traces:
         flags = ["--host", _HOST, "--otlp-port", str(ports.otlp), "--port", str(ports.traces)]
@@ -214,4 +224,4 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         proxy = replace(proxy, env={**env, **told})
         traces = f"http://{_HOST}:{ports.traces}"
     processes.append(proxy)
-    return Plan(spec, tuple(processes), proxy.target, f"http://{_HOST}:{ports.http}", processes[0].target, traces)
+    return Plan(spec, tuple(processes), proxy.target, f"http://{http}", processes[0].target, traces)

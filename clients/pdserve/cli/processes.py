@@ -14,21 +14,26 @@ from pdserve.rpc.errors import Unavailable
 
 _GUARD = """
 trap '' INT TERM HUP
-groups=
-while read -r group; do
-  case $group in
-    -*) left=; for one in $groups; do [ "$one" = "$group" ] || left="$left $one"; done; groups=$left ;;
-    *) groups="$groups -$group" ;;
+watched=
+while read -r pid; do
+  case $pid in
+    -*) left=; for one in $watched; do [ "-$one" = "$pid" ] || left="$left $one"; done; watched=$left ;;
+    *) watched="$watched $pid" ;;
   esac
 done
-[ -z "$groups" ] || kill -s TERM -- $groups 2>/dev/null
+for one in $watched; do
+  kill -s TERM -- "$one" 2>/dev/null || kill -s TERM -- "-$one" 2>/dev/null
+done
 """
-"""Reads the process groups that we start, and with a minus those that have ended; the pipe's end means that we are gone
-and were not able to stop them."""
+"""Reads the processes that we start, and with a minus those that have ended; the pipe's end means that we are gone and
+were not able to stop them. Each drains and ends what it has started itself: an engine's core that were told too would
+give up the requests that its service still answers. Only where it has gone before them are they told instead."""
 
 
 _STOP_SECONDS = 5.0
 """What a process gets to stop once it has been told twice."""
+_AGAIN_SECONDS = 0.25
+"""Between two times that it is told: signals that come before the first was looked at are one signal."""
 _CLEAR_SECONDS = 20.0
 """What killed processes get to be gone: the kernel takes its time to give much memory back."""
 
@@ -104,10 +109,8 @@ class Child:
             Unavailable: it was killed and does not end.
         """
         self.signal(signal.SIGTERM)
-        if not await self._ended_within(grace, hurry):
-            self.signal(signal.SIGTERM)  # the second: stop without draining
-            if not await self._ended_within(_STOP_SECONDS):
-                await self._kill()
+        if not await self._ended_within(grace, hurry) and not await self._stopped_without_draining():
+            await self._kill()
         self._kill_group()
 
     async def clear(self) -> None:
@@ -132,6 +135,15 @@ class Child:
     def log_tail(self, lines: int = 20) -> str:
         """The end of its log; nothing of an earlier life."""
         return tail(self.plan.log, lines, self._log_begins)
+
+    async def _stopped_without_draining(self) -> bool:
+        """Whether it ends once it is told a second time, and a third: in haste the second may have met the first."""
+        until = time.monotonic() + _STOP_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            self.signal(signal.SIGTERM)
+            if await self._ended_within(min(left, _AGAIN_SECONDS)):
+                return True
+        return False
 
     async def _kill(self) -> None:
         self._kill_group()
@@ -158,7 +170,7 @@ class Child:
 
 
 class Guard:
-    """A shell that ends the process groups it was told of, should this process vanish without doing so."""
+    """A shell that tells the processes it was told of to drain, should this process vanish without doing so."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -25,9 +25,10 @@ def run(args: argparse.Namespace) -> int:
     record = None if args.target else deployment.find(args.state_dir)
     target = record.grpc if record else str(args.target)
     from pdserve.cli import text
-    from pdserve.client import Client
+    from pdserve.client import Client, Retry
 
-    with Client(target, timeout=args.timeout) as client:
+    # What does not answer now is what is asked here; a moment is for a proxy that was only just started.
+    with Client(target, timeout=args.timeout, retry=Retry(seconds=1.0)) as client:
         topology = client.topology()
     if args.json:
         told = dataclasses.asdict(topology)
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"proxy {target}: mode {topology.default_mode or 'unknown'}, {topology.in_flight} in flight, ", end="")
     print(f"{topology.queued} queued")
     if record:
-        print(f"gRPC {record.grpc}, HTTP {record.http}/v1, traces {_traces(record)}")
+        if record.http:
+            print(f"gRPC {record.grpc}, HTTP {record.http}/v1, traces {_traces(record)}")
+        else:
+            print("the proxy is on another node, and so are its HTTP port and its traces")
     header = ("engine", "role", "model", "address", "state", "KV tokens free", "running", "waiting", "last beat")
     rows = [
         (

@@ -5,13 +5,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.cli import options, restarts
+from pdserve.cli import options, restarts, up_node
 from pdserve.cli.traces import OTLP_PORT
 from pdserve.cli.traces import PORT as TRACES_PORT
-from pdserve.rpc.errors import PdserveError
+from pdserve.rpc.errors import ConfigError, PdserveError
 
 if TYPE_CHECKING:
     from pdserve.cli.board import Board
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pdserve.cli.plan import Plan, Ports, Spec
 
 GRPC_PORT, HTTP_PORT = 50050, 8000
+_ELSE = "if it is free, else another; default"
 TAKES_REST = True
 DEFAULT_MODEL = "smollm2-135m"
 _WATCH = 2.0
@@ -36,8 +38,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=int, default=None, metavar="N", help="engines tuned for prefill; default 1")
     parser.add_argument("--decode", type=int, default=None, metavar="N", help="engines tuned for decode; default 1")
     parser.add_argument("--both", type=int, default=0, metavar="N", help="engines that serve whole requests; default 0")
-    parser.add_argument("--mode", choices=("read", "write"), default="read", help="how KV is handed over by default")
+    parser.add_argument("--mode", choices=("read", "write"), default="", help="how KV is handed over; default read")
     parser.add_argument("--on-failure", choices=("fail", "recompute"), default="", help="when a hand-over fails")
+    parser.add_argument(
+        "--hold-timeout",
+        type=options.patience,
+        metavar="S",
+        help="seconds that a request is held while no engines could serve it; 0: not at all; default the proxy's, 5",
+    )
     parser.add_argument("--pin", action="store_true", help="each engine on a core of its own")
     parser.add_argument(
         "--restarts",
@@ -53,13 +61,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of pdserve-kvd, as lease=10; repeatable",
     )
-    parser.add_argument("--grpc-port", type=int, default=GRPC_PORT, metavar="P", help="if it is free, else another")
-    parser.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="P", help="if it is free, else another")
-    parser.add_argument("--traces-port", type=int, default=TRACES_PORT, metavar="P", help="the same; default 16686")
+    parser.add_argument("--grpc-port", type=options.port, metavar="P", help=f"{_ELSE} {GRPC_PORT}")
+    parser.add_argument("--http-port", type=options.port, metavar="P", help=f"{_ELSE} {HTTP_PORT}")
+    parser.add_argument("--traces-port", type=options.port, metavar="P", help=f"{_ELSE} {TRACES_PORT}")
     parser.add_argument("--no-traces", action="store_true", help="keep no traces of requests")
     parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="for sockets, key and logs; a short path")
     parser.add_argument("--start-timeout", type=options.seconds, default=300.0, metavar="S", help="default 300 s")
     parser.add_argument("--drain-timeout", type=options.seconds, default=30.0, metavar="S", help="default 30 s")
+    up_node.arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,13 +78,46 @@ def run(args: argparse.Namespace) -> int:
     from pdserve.cli.board import Board
 
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
+    key_file, host, ping = up_node.binds(spec.node)
+    faces = Faces.of(spec, args)
     with (
-        deployment.claimed((args.state_dir or deployment.default_dir()).absolute()) as state_dir,
+        deployment.claimed((args.state_dir or deployment.default_dir()).absolute(), key_file) as state_dir,
         deployment.free_ports(
-            len(plan.engine_names(spec)), args.grpc_port, args.http_port, OTLP_PORT, args.traces_port
+            *(len(plan.engine_names(spec)), faces.grpc, faces.http, faces.otlp, faces.traces), host=host, ping=ping
         ) as ports,
     ):
-        return asyncio.run(_serve(spec, state_dir, args, board, ports))
+        if ping and ports.ping != ping:
+            raise ConfigError(
+                f"port {ping} of {host} is taken, and other nodes' engines are to register there: "
+                "give all nodes another --ping-port"
+            )
+        return asyncio.run(_serve(spec, state_dir, args, faces, board, ports))
+
+
+@dataclass(frozen=True, slots=True)
+class Faces:
+    """The ports that are wanted for what people look for; 0: any, also where the deployment does not have it, or it
+    would keep the port from one that does."""
+
+    grpc: int
+    http: int
+    otlp: int
+    traces: int
+
+    @classmethod
+    def of(cls, spec: "Spec", args: argparse.Namespace) -> "Faces":
+        """As the flags say, or by default."""
+
+        def port(asked: int | None, usual: int, *, there: bool) -> int:
+            return 0 if not there else usual if asked is None else asked
+
+        proxy = spec.node is None or not spec.node.proxy
+        return cls(
+            port(args.grpc_port, GRPC_PORT, there=proxy),
+            port(args.http_port, HTTP_PORT, there=proxy),
+            port(None, OTLP_PORT, there=spec.traces),
+            port(args.traces_port, TRACES_PORT, there=spec.traces),
+        )
 
 
 def spec_of(args: argparse.Namespace) -> "Spec":
@@ -87,6 +129,7 @@ def spec_of(args: argparse.Namespace) -> "Spec":
     from pdserve.cli import model
     from pdserve.cli.plan import Spec
 
+    node = up_node.of(args)
     # `--both 1` alone asks for a colocated deployment, not for a pair beside it.
     pairs = 0 if args.both and args.prefill is None and args.decode is None else 1
     folder, name = model.resolve(args.model) if args.engine == "vllm" else ("", "sim")
@@ -97,13 +140,15 @@ def spec_of(args: argparse.Namespace) -> "Spec":
         prefill=pairs if args.prefill is None else args.prefill,
         decode=pairs if args.decode is None else args.decode,
         both=args.both,
-        mode=args.mode,
+        mode=args.mode or "read",
         on_failure=args.on_failure,
+        hold_timeout=args.hold_timeout,
         pin=args.pin,
         engine_args=tuple(args.rest),
         kvd_settings=tuple(args.kvd),
-        traces=not args.no_traces and not traces_go_to(os.environ),
+        traces=not args.no_traces and not traces_go_to(os.environ) and not (node and node.proxy),
         traces_go=traces_go_to(os.environ),
+        node=node,
     )
 
 
@@ -119,20 +164,22 @@ def traces_go_to(environ: Mapping[str, str]) -> str:
     return ""
 
 
-async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board: "Board", ports: "Ports") -> int:
+async def _serve(
+    spec: "Spec", state_dir: Path, args: argparse.Namespace, wanted: Faces, board: "Board", ports: "Ports"
+) -> int:
     from pdserve.cli import deployment, plan
     from pdserve.cli.fleet import Fleet
     from pdserve.cli.stopping import Stop
 
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
-    faces = [("gRPC", args.grpc_port, ports.grpc), ("HTTP", args.http_port, ports.http)]
+    faces = [("gRPC", wanted.grpc, ports.grpc), ("HTTP", wanted.http, ports.http)] if made.http else []
     if made.traces:
-        faces.append(("traces", args.traces_port, ports.traces))
-    elif not args.no_traces:
+        faces.append(("traces", wanted.traces, ports.traces))
+    elif made.http and not args.no_traces:
         board.say(f"traces go to {traces_go_to(os.environ)}: no trace store is started")
-    for face, wanted, got in faces:
-        if wanted and wanted != got:
-            board.say(f"port {wanted} is taken: {face} is on {got}")
+    for face, asked, got in faces:
+        if asked and asked != got:
+            board.say(f"port {asked} is taken: {face} is on {got}")
     board.say(f"starting {len(made.processes)} processes; logs are in {made.processes[0].log.parent}")
     fleet = Fleet(made, board, grace=args.drain_timeout, restarts=args.restarts)
     stop = Stop(fleet.hurry.set)
@@ -153,6 +200,15 @@ async def _serve(spec: "Spec", state_dir: Path, args: argparse.Namespace, board:
 def how_to_call(made: "Plan", elsewhere: str) -> str:
     """What to do with a deployment that is ready; `elsewhere` is the flag that finds it, where one is needed."""
     http = made.http
+    if not http:
+        return f"""
+ready, behind the proxy at {made.grpc}
+
+  pdserve status{elsewhere}
+  pdserve kvd describe{elsewhere}
+
+Ctrl-C drains and stops.
+"""
     shown = f"\n  traces  {made.traces}   (a page; Jaeger's API)" if made.traces else ""
     look = f"\n  pdserve trace --last{elsewhere}" if made.traces else ""
     body = f'{{"model": "{made.spec.served_name}", "messages": [{{"role": "user", "content": "Hi"}}], '

@@ -13,7 +13,7 @@ from pdserve.api.serving.v1 import serving_pb2, serving_pb2_grpc
 from pdserve.client import _call, _codec
 from pdserve.client import _types as t
 from pdserve.client._assembly import Assembly
-from pdserve.client._retry import Attempts, Retry
+from pdserve.client._retry import Attempts, Retry, Told, not_ours, unheard
 from pdserve.rpc import errors
 from pdserve.rpc.channel import aio_channel
 from pdserve.rpc.status import to_error
@@ -30,6 +30,7 @@ class AsyncClient:
         *,
         timeout: float = 600.0,
         retry: Retry | None = None,
+        on_retry: Told = unheard,
         random: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -38,6 +39,7 @@ class AsyncClient:
         _call.check_timeout(timeout)
         self._timeout = timeout
         self._retry = retry or Retry()
+        self._on_retry = on_retry
         self._random = random
         self._sleep = sleep
         # Made at the first call: grpc ties a channel to the event loop that runs when it is made.
@@ -100,17 +102,18 @@ class AsyncClient:
         def send(timeout: float) -> Any:
             return self._stub().Generate(call.request, timeout=timeout, metadata=call.metadata)
 
-        attempts = Attempts(self._retry, call.timeout or self._timeout)
+        attempts = Attempts(self._retry, call.timeout or self._timeout, self._on_retry)
         return AsyncStream(send, attempts, self._random, self._sleep)
 
     async def _unary(self, send: Callable[[float], Awaitable[T]], timeout: float | None) -> T:
-        attempts = Attempts(self._retry, _call.check_timeout(timeout) or self._timeout)
+        attempts = Attempts(self._retry, _call.check_timeout(timeout) or self._timeout, self._on_retry)
         while True:
             left = attempts.begin(time.monotonic())
             try:
                 return await send(left)
             except grpc.aio.AioRpcError as error:
-                delay = attempts.after(to_error(error), time.monotonic(), self._random())
+                failure = not_ours(to_error(error), self._closed)
+                delay = attempts.after(failure, time.monotonic(), self._random())
             await self._sleep(delay)
 
 
@@ -190,7 +193,7 @@ class AsyncStream(AsyncIterator[t.Delta]):
         try:
             event = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            failure = to_error(error)
+            failure = not_ours(to_error(error), self._closed)  # a client that is closed raises what is below
             if self._assembly.any_delta:
                 raise failure from error  # tokens are out: a second answer could differ
             delay = self._attempts.after(failure, time.monotonic(), self._random())

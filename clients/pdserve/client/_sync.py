@@ -13,7 +13,7 @@ from pdserve.api.serving.v1 import serving_pb2, serving_pb2_grpc
 from pdserve.client import _call, _codec
 from pdserve.client import _types as t
 from pdserve.client._assembly import Assembly
-from pdserve.client._retry import Attempts, Retry
+from pdserve.client._retry import Attempts, Retry, Told, not_ours, unheard
 from pdserve.rpc import errors
 from pdserve.rpc.channel import sync_channel
 from pdserve.rpc.status import to_error
@@ -34,6 +34,7 @@ class Client:
         *,
         timeout: float = 600.0,
         retry: Retry | None = None,
+        on_retry: Told = unheard,
         random: Callable[[], float] = random_module.random,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -42,13 +43,15 @@ class Client:
         Args:
             target: the proxy's gRPC address, `host:port` or `unix:path`.
             timeout: seconds that a call may take with its retries, where it says nothing else.
-            retry: how often and how soon; None: `Retry()`.
+            retry: how long, how often and how soon; None: `Retry()`.
+            on_retry: is told of each failure that is followed by another send, and of the seconds until then.
             random: source of the jitter, in [0, 1).
             sleep: waits between retries.
         """
         _call.check_timeout(timeout)
         self._timeout = timeout
         self._retry = retry or Retry()
+        self._on_retry = on_retry
         self._random = random
         self._sleep = sleep
         self._channel = sync_channel(target)
@@ -99,18 +102,19 @@ class Client:
             self._check_open()
             return self._stub.Generate(call.request, timeout=timeout, metadata=call.metadata)
 
-        attempts = Attempts(self._retry, call.timeout or self._timeout)
-        return Stream(send, attempts, self._random, self._sleep)
+        attempts = Attempts(self._retry, call.timeout or self._timeout, self._on_retry)
+        return Stream(send, attempts, self._random, self._sleep, self._closed)
 
     def _unary(self, method: Callable[..., T], request: Any, timeout: float | None) -> T:
-        attempts = Attempts(self._retry, _call.check_timeout(timeout) or self._timeout)
+        attempts = Attempts(self._retry, _call.check_timeout(timeout) or self._timeout, self._on_retry)
         while True:
             self._check_open()
             left = attempts.begin(time.monotonic())
             try:
                 return method(request, timeout=left)
             except grpc.RpcError as error:
-                self._sleep(attempts.after(to_error(error), time.monotonic(), self._random()))
+                failure = not_ours(to_error(error), self._closed.is_set())
+                self._sleep(attempts.after(failure, time.monotonic(), self._random()))
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -129,8 +133,10 @@ class Stream(Iterator[t.Delta]):
         attempts: Attempts,
         random: Callable[[], float],
         sleep: Callable[[float], None],
+        client_closed: threading.Event,
     ) -> None:
         self._send = send
+        self._client_closed = client_closed
         self._attempts = attempts
         self._random = random
         self._sleep = sleep
@@ -196,7 +202,7 @@ class Stream(Iterator[t.Delta]):
             self._assembly.end()
             return None
         except grpc.RpcError as error:
-            failure = to_error(error)
+            failure = not_ours(to_error(error), self._closed or self._client_closed.is_set())
             if self._assembly.any_delta:
                 raise failure from error  # tokens are out: a second answer could differ
             delay = self._attempts.after(failure, time.monotonic(), self._random())

@@ -36,9 +36,10 @@ class Script:
 
 
 class FakeProxy(serving_pb2_grpc.InferenceServicer):
-    """A server on a free loopback port, as a context manager."""
+    """A server on a loopback port, as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """`port`: to listen at; 0 takes a free one."""
         self.requests: list[serving_pb2.GenerateRequest] = []
         """Every Generate request, in order of arrival."""
         self.metadata: list[dict[str, str]] = []
@@ -50,7 +51,7 @@ class FakeProxy(serving_pb2_grpc.InferenceServicer):
         self._scripts: deque[Script] = deque()
         self._server = grpc.server(futures.ThreadPoolExecutor(8), options=list(SERVER_OPTIONS))
         serving_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
-        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.target = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         """gRPC address."""
 
     def answer(

@@ -192,13 +192,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--load-total", type=int, default=sizes.total, help=f"the rest of them as fast as it goes ({sizes.total})"
     )
     parser.add_argument("--transport", choices=["gpu_ipc"], help="(6) alone; needs a CUDA or ROCm device")
+    parser.add_argument("--across", action="store_true", help="(6) from one device to a second one")
     parser.add_argument("--transports", action="store_true", help="(5) alone")
     args = parser.parse_args(argv)
+    if args.across and args.transport is None:
+        parser.error("--across goes with --transport gpu_ipc")
     if args.transport is not None:
         from pdserve.kvd.bench_gpu import measure  # what only this needs
 
         try:
-            return _print(asyncio.run(measure(args.repeats, args.seed)), as_json=args.json)
+            return _print(asyncio.run(measure(args.repeats, args.seed, across=args.across)), as_json=args.json)
         except ConfigError as error:
             print(f"pdserve.kvd.bench: {error.message}", file=sys.stderr)
             return 2

@@ -6,11 +6,16 @@ thread, by each way to copy, against a plain copy of as many bytes by the runtim
 was idle is slow at first: each measurement comes right behind a plain copy that is not counted. Repeats are
 interleaved, in turned order; the ratio is of medians, of times until the host knows that the bytes are there. They are
 the device thread's: what the event loop does before and after, such as checking the runs, is in the waiter's time.
+
+With `--across` the source lies on the first device and the destination on the second, each in a process of its own, and
+the plain copy too goes from the one to the other.
 """
 
 import asyncio
+import contextlib
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -21,28 +26,40 @@ from pdserve.kvd.plan import make_plan
 from pdserve.kvd.testing.device_process import DeviceProcess
 from pdserve.kvd.testing.engine import plain_layout
 from pdserve.kvd.transport.device.gpu import GpuDevices
+from pdserve.kvd.transport.device.port import DeviceFailed
 from pdserve.kvd.transport.device.runtime import Runtime
 from pdserve.kvd.transport.gpu_ipc import GpuIpcTransport
 from pdserve.kvd.transport.port import MappedRegion, Session
 from pdserve.kvd.types import RegionKey
+from pdserve.rpc.errors import ConfigError
 
 _LAYERS: Final = 32
 _LAYER: Final = 256 << 20
 _MOVED: Final = 1 << 30
 _TARGETS: Final = {16: 0.6, 64: 0.8, 256: None}
 """Of a plain copy's speed, by KiB of a run."""
+_ACROSS: Final = {16: None, 64: None, 256: None, 1024: None}
+"""The same between two devices."""
 
 
-async def measure(repeats: int, seed: int) -> list[Result]:
-    """Every measurement, the ways side by side.
+async def measure(repeats: int, seed: int, *, across: bool = False) -> list[Result]:
+    """Every measurement, the ways side by side. `across`: from the first device to the second.
 
     Raises:
-        ConfigError: no device, or no torch and Triton.
+        ConfigError: no device, no second one, one that cannot reach it, or no torch and Triton.
     """
     GpuDevices(GpuCopy.KERNEL)  # says what is missing before a process is started that would miss it too
-    with DeviceProcess() as engine:
-        memory = [await asyncio.to_thread(engine.make, [_LAYER] * _LAYERS, seed + rank) for rank in range(2)]
-        before = engine.free_memory()
+    ends = (0, 1) if across else (0, 0)
+    _seen(max(ends))
+    targets: Mapping[int, float | None] = _ACROSS if across else _TARGETS
+    with contextlib.ExitStack() as stack:
+        owners = {device: stack.enter_context(DeviceProcess(device)) for device in dict.fromkeys(ends)}
+        memory = [
+            await asyncio.to_thread(owners[device].make, [_LAYER] * _LAYERS, seed + rank)
+            for rank, device in enumerate(ends)
+        ]
+        target = owners[ends[1]]
+        before = target.free_memory()
         sessions: dict[GpuCopy, Session] = {}
         transports: list[GpuIpcTransport] = []
         used: list[int] = []
@@ -55,11 +72,11 @@ async def measure(repeats: int, seed: int) -> list[Result]:
                 regions.append(MappedRegion(RegionKey("bench", rank), devices.kind, owned.size, 0))
                 await transport.take(regions[-1], owned.memory)
             sessions[way] = await transport.open(regions[0], regions[1])
-            used.append(before - engine.free_memory())
+            used.append(before - target.free_memory())
         results: list[Result] = []
-        plain = _Plain()
-        for kib, target in _TARGETS.items():
-            results += await _scattered(plain, sessions, kib << 10, repeats, seed, target)
+        plain = _Plain(*ends)  # behind the last look at what kvd uses of the device
+        for kib, wanted in targets.items():
+            results += await _scattered(plain, sessions, kib << 10, repeats, seed, wanted)
         results.append(
             Result(
                 "device memory of kvd", used[0] / (1 << 20), "MiB", None, True, "with two regions and a session open"
@@ -72,22 +89,39 @@ async def measure(repeats: int, seed: int) -> list[Result]:
     return results
 
 
+def _seen(device: int) -> None:
+    from pdserve.kvd.transport.device.kernel import built_for  # torch and Triton
+
+    if (count := Runtime(*built_for()).count()) <= device:
+        raise ConfigError(f"--across needs {device + 1} devices; this process sees {count}")
+
+
 class _Plain:
     """The runtime's own copy, contiguous, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: int, target: int) -> None:
+        """By numbers of devices. Raises ConfigError."""
         from pdserve.kvd.transport.device.kernel import built_for  # torch and Triton
 
         self._runtime = Runtime(*built_for())
-        self._runtime.use(0)
-        self._stream = self._runtime.make_stream()
-        self._event = self._runtime.make_event(shared=False)
-        self._memory = self._runtime.allocate(2 * _MOVED)
+        try:
+            self._runtime.use(source)
+            self._source = self._runtime.allocate(_MOVED)
+            if source != target:
+                self._runtime.reach(target)
+            self._runtime.use(target)
+            self._target = self._runtime.allocate(_MOVED)
+            if source != target:
+                self._runtime.reach(source)
+            self._stream = self._runtime.make_stream()
+            self._event = self._runtime.make_event(shared=False)
+        except DeviceFailed as error:
+            raise ConfigError(f"devices {source} and {target}: {error}") from error
 
     def seconds(self) -> float:
         """Of one copy."""
         began = time.perf_counter()
-        self._runtime.copy(self._memory, self._memory + _MOVED, _MOVED, self._stream)
+        self._runtime.copy(self._target, self._source, _MOVED, self._stream)
         self._runtime.record(self._event, self._stream)
         while not self._runtime.passed(self._event):  # the best that a host can do
             pass

@@ -100,4 +100,5 @@ class Carrying:
             reason=end.reason,
             bytes=end.facts.kv_bytes,
             transport=end.facts.transport,
+            lanes=end.facts.lanes,
         )

@@ -142,6 +142,7 @@ def encode(message: End | Fenced) -> kvd_pb2.AttachResponse:
                 ranks=facts.ranks,
                 copy_ns=facts.copy_ns,
                 transport=facts.transport,
+                lanes=facts.lanes,
                 first_post_ns=facts.first_post_ns,
                 landed_ns=facts.landed_ns,
                 overlapped_bytes=facts.overlapped_bytes,

@@ -1,6 +1,7 @@
 """Settings of the daemon: checked once, at its start."""
 
 import enum
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.peers.config import NO_PEERS, PeerConfig
 from pdserve.rpc.errors import ConfigError
-from pdserve.runtime.config import INSECURE_KEY, NO_METRICS, ClusterKey, MetricsConfig, check_socket_path
+from pdserve.runtime.config import INSECURE_KEY, NO_METRICS, ClusterKey, MetricsConfig, check_socket_path, is_local
 
 INSECURE_LOOPBACK_KEY: Final = INSECURE_KEY
 """What is signed with where no cluster key was given; fit for one host only."""
@@ -20,6 +21,7 @@ class TransportName(enum.Enum):
     SHM = "shm"
     SIM = "sim"
     NIXL = "nixl"
+    MORI = "mori"
     GPU_IPC = "gpu_ipc"
 
 
@@ -68,6 +70,60 @@ class NixlConfig:
             raise ConfigError(f"nixl stall must be above 0, not {self.stall}")
 
 
+class MoriBackend(enum.Enum):
+    """Backends of mori that kvd uses. It has no other that works: its TCP is a name only."""
+
+    RDMA = "rdma"
+    """Between nodes, over an RDMA device: host memory, and GPUs' where their driver allows it."""
+    XGMI = "xgmi"
+    """Between the GPUs of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoriConfig:
+    """The reads from other nodes over mori."""
+
+    backend: MoriBackend = MoriBackend.RDMA
+    """What mori moves bytes by."""
+    host: str = "127.0.0.1"
+    """IPv4 address, of a private network's interface, that mori's control port is bound to and that other nodes call:
+    whoever reaches that port may read all of the KV memory."""
+    devices: str = ""
+    """MORI_RDMA_DEVICES of the mori processes: the devices that mori may use, as "mlx5_0"; its choice where empty."""
+    stall: float = 5.0
+    """Seconds without a byte from a peer until its copies fail and the process that reads from it is ended."""
+    connect: float = 5.0
+    """Seconds that mori may wait for a peer's control port."""
+    start: float = 30.0
+    """Seconds within which a mori process must be up, and within which it must answer."""
+    idle: float = 2.0
+    """Seconds without work after which a mori process is stopped, until it has some: mori's own thread never sleeps."""
+    spin: bool = False
+    """Leaves mori processes running when they have no work; each then uses a whole core all the time."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that cannot work."""
+        for name in ("stall", "connect", "start", "idle"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"mori {name} must be above 0, not {getattr(self, name)}")
+        if self.connect >= self.start:
+            raise ConfigError(f"mori start ({self.start}) must be above mori connect ({self.connect})")
+        try:
+            address = ipaddress.IPv4Address(self.host)
+        except ValueError as error:
+            raise ConfigError(f"mori host must be an IPv4 address, which mori binds, not {self.host!r}") from error
+        if not address.is_private or address.is_unspecified or address.is_multicast or address.is_reserved:
+            raise ConfigError(
+                f"mori host must be the address of a private network's interface, not {self.host}: "
+                "whoever reaches mori's control port may read all of the KV memory"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other nodes cannot call its control port."""
+        return ipaddress.IPv4Address(self.host).is_loopback
+
+
 @dataclass(frozen=True, slots=True)
 class KvdConfig:
     """The daemon of a node."""
@@ -77,12 +133,14 @@ class KvdConfig:
     socket: Path | None = None
     """Unix socket of its gRPC services; kvd.sock in the state folder where not given."""
     transport: TransportName = TransportName.SHM
-    """How bytes move: shm copies between mappings, sim adds the bandwidth and delay of --sim-*, nixl is shm with
-    nixl to other nodes, gpu_ipc is shm with copies between memory of this node's devices."""
+    """How bytes move: shm copies between mappings, sim adds the bandwidth and delay of --sim-*, nixl and mori are shm
+    with nixl or mori to other nodes, gpu_ipc is shm with copies between memory of this node's devices."""
     sim: SimConfig = SimConfig()
     """The link of transport sim."""
     nixl: NixlConfig = NixlConfig()
     """The reads of transport nixl."""
+    mori: MoriConfig = MoriConfig()
+    """The reads of transport mori."""
     gpu_copy: GpuCopy = GpuCopy.KERNEL
     """How transport gpu_ipc copies: kernel, or engines."""
     limits: Limits = field(default_factory=Limits)
@@ -99,6 +157,9 @@ class KvdConfig:
     """Where Prometheus may ask."""
     peer: PeerConfig = NO_PEERS
     """Other nodes' daemons."""
+    allow_uid: tuple[int, ...] = ()
+    """Further users, by number, whose processes may hand in memory and send notices; root and kvd's own may. Repeat it
+    for several. Letting them into the folder and its sockets is left to whoever starts kvd."""
     insecure: bool = False
     """Talks to peers in clear, without TLS, beyond this host; said in the log at every start."""
     max_backlog: int = 65_536
@@ -111,6 +172,9 @@ class KvdConfig:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.drain < 0:
             raise ConfigError(f"drain must not be below 0: {self.drain}")
+        alone = self.transport is TransportName.MORI and self.mori.is_local
+        if alone and self.peer.on and not is_local(self.peer.bind[0]):
+            raise ConfigError(f"other nodes cannot call mori at {self.mori.host}: give --mori-host")
         self.metrics.check(self.cluster_key)
         self.peer.check(self.cluster_key, insecure=self.insecure)
         for path in (self.grpc_socket, self.memory_socket, self.notice_socket):

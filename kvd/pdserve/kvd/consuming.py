@@ -10,6 +10,8 @@ from pdserve.kvd.endings import Endings
 from pdserve.kvd.ends import ConsumerEnd, Tomb, Transfer
 from pdserve.kvd.intake import MAX_CONSUMERS, Intake, failed
 from pdserve.kvd.pairing import Pairing
+from pdserve.kvd.registry import EngineEntry
+from pdserve.kvd.reshard import described
 from pdserve.kvd.states import ConsumerEvent, Producer
 from pdserve.kvd.types import TRANSFER_ID_BYTES, Identity, Mode, identity_difference
 from pdserve.rpc import errors
@@ -129,10 +131,22 @@ class Consuming:
         ours = self._book.registry.live(engine_id)
         theirs = self._book.registry.live(source.engine_id)
         difference = identity_difference(theirs.identity or source.identity, ours.identity or {})
+        both = ours.mapped and theirs.mapped  # else pairing compares them, when the last rank's memory has come
         if difference:
             told = ", ".join(f"{name}: {what}" for name, what in difference.items())
-            return failed(errors.IncompatibleEngines, f"the engines differ: {told}")
+            layouts = _layouts(theirs, ours) if both else ""
+            return failed(errors.IncompatibleEngines, f"the engines differ: {told}{layouts}")
+        try:
+            if both:
+                self._pairing.match(theirs, ours)
+        except errors.IncompatibleEngines as error:
+            return failed(errors.IncompatibleEngines, error.message)
         problem = self._book.leases.conflict(engine_id, message.block_ids, writable=True)
         if not problem and ours.mapped and message.block_ids and max(message.block_ids) >= ours.num_blocks:
             problem = f"block {max(message.block_ids)} of {ours.num_blocks}"
         return failed(errors.InvalidRequest, problem) if problem else None
+
+
+def _layouts(source: EngineEntry, target: EngineEntry) -> str:
+    told = (f"{name}: {described(e.layouts[0], e.ranks)}" for name, e in (("source", source), ("destination", target)))
+    return f"; {'; '.join(told)}"

@@ -1,7 +1,12 @@
-"""Carries the core's operations out: plans, sessions and copies; each ends exactly once."""
+"""Carries the core's operations out: plans, sessions and copies; each ends exactly once.
+
+An operation of many pieces is copied slice by slice, each planned in a thread while the one before is copied: two of
+them are in memory, the event loop goes on, and a cancelled operation ends with its present slice.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -9,8 +14,9 @@ import structlog
 from pdserve.kvd.effects import Post
 from pdserve.kvd.plan import Planner, Runs
 from pdserve.kvd.registry import Registry
+from pdserve.kvd.reshard import match
 from pdserve.kvd.sessions import Pair, Sessions
-from pdserve.kvd.transport.port import Copy, Moved
+from pdserve.kvd.transport.port import Copy, FarSession, Moved, Session
 from pdserve.rpc.errors import PdserveError, StaleEpoch, TransferFailed
 from pdserve.runtime.failpoints import Point, failpoint
 
@@ -24,7 +30,7 @@ class Ended(Protocol):
     """Told of an operation's end; `error` empty: every byte is in place."""
 
     def __call__(self, op_id: int, moved: Moved, transport: str, error: str) -> None:
-        """Never raises."""
+        """Never raises. What carried it is in `moved`."""
         ...
 
 
@@ -42,7 +48,9 @@ class Copier:
         self._copies: dict[int, Copy] = {}
         self._pairs: dict[int, Pair] = {}
         self._unwanted: set[int] = set()
-        """Cancelled before their copy had begun."""
+        """Cancelled: nothing more of them is to begin."""
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        """Those that wait for their session to open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, post: Post) -> None:
@@ -54,10 +62,13 @@ class Copier:
 
     def cancel(self, op_id: int) -> None:
         """Asks an operation to end early."""
+        if op_id not in self._pairs:
+            return
         if op_id in self._copies:
             self._copies[op_id].cancel()
-        elif op_id in self._pairs:
-            self._unwanted.add(op_id)
+        elif op_id in self._waiting and op_id not in self._unwanted:
+            self._waiting[op_id].cancel()  # a peer that does not answer must not keep it until its fence
+        self._unwanted.add(op_id)
 
     def pairs(self, op_ids: Iterable[int]) -> set[Pair]:
         """The sessions that these operations use."""
@@ -72,13 +83,12 @@ class Copier:
         moved, transport, error = Moved(0, 0), "", ""
         try:
             await failpoint(Point.KVD_POST)
-            session, transport = await self._sessions.get(post.src, post.dst)
-            if post.op_id in self._unwanted:
+            found = await self._session(post)
+            if found is None:
                 error = "cancelled"
             else:
-                copy = session.start(self._plan(post))
-                self._copies[post.op_id] = copy
-                moved = await copy.wait()
+                session, transport = found
+                moved = await self._move(post, session)
                 await failpoint(Point.KVD_COPIED)
                 error = "cancelled" if moved.cancelled else ""
         except PdserveError as failure:
@@ -93,23 +103,80 @@ class Copier:
         self._unwanted.discard(post.op_id)
         self._ended(post.op_id, moved, transport, error)
 
-    def _plan(self, post: Post) -> Runs:
+    async def _session(self, post: Post) -> tuple[Session, str] | None:
+        """The session and its transport's name; None where the operation was cancelled first, which leaves the session
+        alone: others may wait for it."""
+        if post.op_id in self._unwanted:
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting[post.op_id] = task
         try:
-            return self._planner((post.src, post.dst)).plan(post.layers, post.src_blocks, post.dst_blocks)
+            return await self._sessions.get(post.src, post.dst)
+        except asyncio.CancelledError:
+            if post.op_id not in self._unwanted:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            del self._waiting[post.op_id]
+
+    async def _move(self, post: Post, session: Session) -> Moved:
+        if post.op_id in self._unwanted:
+            return Moved(0, 0, cancelled=True)
+        planned = self._planned(post)
+        if isinstance(planned, Runs):
+            return await self._begin(post.op_id, session, planned).wait()
+        return await self._move_slices(post, session, planned)
+
+    def _planned(self, post: Post) -> Runs | Iterator[Runs]:
+        """What to copy: as a whole, or in slices, of which none is made yet."""
+        try:
+            planner = self._planner((post.src, post.dst))
+            quick = planner.quick(len(post.src_blocks), len(post.layers))
+            plan = planner.plan if quick else planner.slices
+            return plan(post.layers, post.src_blocks, post.dst_blocks, post.first)
         except ValueError as error:
             raise TransferFailed(str(error)) from error
+
+    async def _move_slices(self, post: Post, session: Session, slices: Iterator[Runs]) -> Moved:
+        """Raises TransferFailed as one copy would; what had moved by then is not told."""
+        moved = Moved(0, 0)
+        runs = await asyncio.to_thread(next, slices, None)
+        while runs is not None:
+            if isinstance(session, FarSession) and session.over:  # it lets copies end, and this one begins anew
+                found = await self._session(post)
+                session = session if found is None else found[0]
+            if post.op_id in self._unwanted:
+                return replace(moved, cancelled=True)
+            copy = self._begin(post.op_id, session, runs)
+            planning = asyncio.create_task(asyncio.to_thread(next, slices, None))
+            try:
+                part = await copy.wait()
+            finally:
+                runs = await planning  # soon there, and nobody else would wait for it
+            moved = Moved(moved.nbytes + part.nbytes, moved.ns + part.ns, part.cancelled, part.lanes or moved.lanes)
+            if part.cancelled:
+                break
+        return moved
+
+    def _begin(self, op_id: int, session: Session, runs: Runs) -> Copy:
+        copy = self._copies[op_id] = session.start(runs)
+        return copy
 
     def _planner(self, pair: Pair) -> Planner:
         known = self._planners.get(pair)
         if known is not None:
             return known
-        layouts = []
+        engines = []
         for key in pair:
             entry = self._registry.get(key.engine_id)
-            if entry is None or key.rank not in entry.regions:
+            if entry is None or not entry.mapped or key.rank not in entry.regions:
                 raise StaleEpoch("the memory of an engine that has ended")
-            layouts.append(entry.regions[key.rank].layout)
+            engines.append(entry.layouts)
         if len(self._planners) >= _PLANNERS_KEPT:
             self._planners.clear()
-        planner = self._planners[pair] = Planner(*layouts)
+        (source, target), (src, dst) = engines, pair
+        share = match(source, target).share(src.rank, dst.rank)
+        planner = self._planners[pair] = Planner(source[src.rank], target[dst.rank], share)
         return planner

@@ -1,5 +1,7 @@
 """What the node counts as it happens, because no book keeps it: notices, copies, ends, ties. Pure."""
 
+from dataclasses import dataclass
+
 from pdserve.kvd.client.messages import End, Outcome
 from pdserve.kvd.effects import Effect, Note, Tell
 from pdserve.kvd.transport.port import Moved
@@ -8,11 +10,23 @@ from pdserve.runtime.telemetry import catalogue as c
 from pdserve.runtime.telemetry.tally import Tally, known_reason
 
 
+@dataclass(slots=True)
+class Carried:
+    """What one transport has carried over one set of lanes."""
+
+    copies: int = 0
+    nbytes: int = 0
+    ns: int = 0
+    """Spent copying, nanoseconds."""
+
+
 class Counts:
     """Since the daemon's start."""
 
     def __init__(self) -> None:
         self.tally = Tally()
+        self.carried: dict[tuple[str, str], Carried] = {}
+        """By transport and lanes."""
         for result in ("taken", "ignored"):
             self.tally.add(c.KVD_NOTICES, result, by=0)
 
@@ -23,9 +37,15 @@ class Counts:
     def copy(self, moved: Moved, mode: Mode, transport: str, error: str) -> None:
         """An operation is over. `transport`: empty where it never got one."""
         result = error if error == "cancelled" else "failed" if error else "done"
-        self.tally.add(c.KVD_COPIES, mode.value, transport, result)
-        self.tally.add(c.KVD_COPIED_BYTES, mode.value, transport, by=moved.nbytes)
-        self.tally.add(c.KVD_COPY_SECONDS, mode.value, transport, by=moved.ns / 1e9)
+        labels = (mode.value, transport, moved.lanes)
+        self.tally.add(c.KVD_COPIES, *labels, result)
+        self.tally.add(c.KVD_COPIED_BYTES, *labels, by=moved.nbytes)
+        self.tally.add(c.KVD_COPY_SECONDS, *labels, by=moved.ns / 1e9)
+        if transport:
+            carried = self.carried.setdefault((transport, moved.lanes), Carried())
+            carried.copies += 1
+            carried.nbytes += moved.nbytes
+            carried.ns += moved.ns
 
     def effect(self, effect: Effect) -> None:
         """The core wants something done; ends and broken ties are told by that."""

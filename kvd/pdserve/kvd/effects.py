@@ -30,7 +30,8 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Copy blocks of some layers; answered by exactly one `op_ended`, whatever happens."""
+    """Copy blocks of some layers; answered by exactly one `op_ended`, whatever happens. One block of either side for
+    each unit (see `reshard`), in the prompt's order."""
 
     op_id: int
     transfer_id: bytes
@@ -39,6 +40,8 @@ class Post:
     layers: tuple[int, ...]
     src_blocks: tuple[int, ...]
     dst_blocks: tuple[int, ...]
+    first: int = 0
+    """The first unit's number in the prompt, which says where in its blocks it lies."""
 
 
 @dataclass(frozen=True, slots=True)

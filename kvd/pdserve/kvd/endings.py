@@ -2,11 +2,12 @@
 
 Whatever stops an end first quarantines its blocks and asks its operations to end; its `End` is
 sent, and its lease released, only when none is in flight. A fence that takes too long tears the
-sessions down, which ends their operations.
+sessions down, which ends their operations; sooner where fences keep much of a pool (`crowding`).
 """
 
 from pdserve.kvd.book import Book, Timer
 from pdserve.kvd.client.messages import End, Facts, Outcome
+from pdserve.kvd.crowding import hasten
 from pdserve.kvd.effects import CancelOp, Note, Stop, TearDown, Unmap
 from pdserve.kvd.ends import ConsumerEnd, ProducerEnd, Tomb, Transfer
 from pdserve.kvd.fences import Fence
@@ -43,6 +44,7 @@ class Endings:
         if end.ops:
             self._cancel(end.ops)
             self._book.timers.set(Timer("cfence", transfer.transfer_id, end.index), now + self._book.limits.fence)
+            hasten(self._book, end.engine_id, now)
         self.consumer_fenced(transfer, end, now)
 
     def _stop_producer(self, transfer: Transfer, end: ProducerEnd, stop: Stop, now: float) -> None:
@@ -72,6 +74,7 @@ class Endings:
         if end.lease.in_flight:
             self._cancel(self._reading(end))
             self._book.timers.set(Timer("pfence", transfer.transfer_id), now + self._book.limits.fence)
+            hasten(self._book, end.engine_id, now)
 
     # -- fences -----------------------------------------------------------------------------
 
@@ -107,7 +110,7 @@ class Endings:
         for consumer in transfer.consumers.values():
             if not consumer.terminal and consumer.stop is None:
                 consumer.posted.clear()
-                consumer.paired, consumer.missing = False, -1
+                consumer.paired, consumer.match, consumer.missing = False, None, -1
                 consumer.bytes_landed = consumer.bytes_overlapped = consumer.last_byte_ns = consumer.copy_ns = 0
 
     def consumer_fenced(self, transfer: Transfer, end: ConsumerEnd, now: float) -> None:
@@ -235,6 +238,7 @@ class Endings:
             kv_bytes=end.bytes_landed,
             copy_ns=end.copy_ns,
             transport=end.transport,
+            lanes=end.lanes,
             first_post_ns=end.first_post_ns,
             overlapped_bytes=end.bytes_overlapped,
             offered_ns=transfer.producer.offered_ns if transfer.producer else 0,
@@ -252,6 +256,7 @@ class Endings:
             ranks=entry.ranks if entry else 0,
             copy_ns=sum(c.copy_ns for c in ends),
             transport=next((c.transport for c in ends if c.transport), ""),
+            lanes=next((c.lanes for c in ends if c.lanes), ""),
             first_post_ns=min(posts, default=0),
             landed_ns=now_ns,
             overlapped_bytes=sum(c.bytes_overlapped for c in ends),

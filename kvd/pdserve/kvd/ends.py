@@ -1,4 +1,5 @@
-"""The records of a transfer and its two kinds of ends. Plain data; `transfers` moves it."""
+"""The records of a transfer and its two kinds of ends. Plain data; `transfers` moves it. `reshard` says what a unit is:
+between engines whose blocks have one size it is a block."""
 
 from dataclasses import dataclass, field
 
@@ -6,6 +7,7 @@ from pdserve.kvd.effects import Stop
 from pdserve.kvd.fences import Fence
 from pdserve.kvd.leases import Lease
 from pdserve.kvd.progress import Progress
+from pdserve.kvd.reshard import Match
 from pdserve.kvd.states import Consumer, Producer
 from pdserve.kvd.types import Mode
 
@@ -45,10 +47,14 @@ class ConsumerEnd:
     state: Consumer = Consumer.NONE
     paired: bool = False
     """Layouts, ranks and counts of the two ends were compared and fit."""
+    match: Match | None = None
+    """How blocks go from the producer's ranks to this one's; None until paired."""
+    wanted: int = 0
+    """One past the last unit of the prompt that is to be filled; counts from `paired` on."""
     posted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(rank, layer) -> prompt blocks posted of the producer's present attempt."""
+    """(source rank, layer) -> units posted of the producer's present attempt, from the prompt's first."""
     missing: int = -1
-    """Blocks times layers times ranks that have not landed; -1 until paired."""
+    """Units times layers times pairs of ranks that have not landed; -1 until paired."""
     ops: set[int] = field(default_factory=set)
     fence: Fence | None = None
     """While in FENCING."""
@@ -61,6 +67,8 @@ class ConsumerEnd:
     first_post_ns: int = 0
     last_byte_ns: int = 0
     transport: str = ""
+    lanes: str = ""
+    """What the transport moved its bytes over, of the last copy that told."""
 
     @property
     def end(self) -> int:
@@ -113,7 +121,7 @@ class Op:
     attempt: int
     source: Lease
     layers: int
-    blocks: int
+    units: int
 
 
 @dataclass(slots=True)

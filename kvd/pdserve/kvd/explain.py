@@ -43,8 +43,14 @@ def bytes_wanted(transfer: Transfer, registry: Registry) -> int:
     total = 0
     for consumer in transfer.consumers.values():
         entry = registry.get(consumer.engine_id)
-        if entry is not None and entry.mapped:
-            total += len(consumer.block_ids) * sum(region.layout.block_bytes for region in entry.regions.values())
+        if entry is None or not entry.mapped:
+            continue
+        per_block = sum(region.layout.block_bytes for region in entry.regions.values())
+        if consumer.match is None:
+            total += len(consumer.block_ids) * per_block
+        else:  # the last block may hold more than the source has
+            units = consumer.wanted - consumer.first_block * consumer.match.dst_units
+            total += units * per_block // consumer.match.dst_units
     return total
 
 

@@ -7,7 +7,7 @@ from pdserve.rpc.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Deadlines of transfers in seconds, and bounds in number."""
+    """Deadlines of transfers in seconds, and bounds in number and share."""
 
     lease: float = 30.0
     """Seconds that a producer's blocks are held after the last renewal."""
@@ -17,6 +17,8 @@ class Limits:
     """Seconds from offer and accept both present until every byte must have landed."""
     fence: float = 5.0
     """Seconds that a fence waits for operations before their session is torn down."""
+    quarantine: float = 0.5
+    """Share of an engine's blocks that fences may keep; while they keep more, each has a tenth of `fence`."""
     park: float = 30.0
     """Seconds that an accept waits for its producer's first word, from the producer's last renewal."""
     tie: float = 2.0

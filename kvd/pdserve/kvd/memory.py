@@ -9,14 +9,15 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from pdserve.kvd.callers import user_of
 from pdserve.kvd.memory_wire import MAX_MESSAGE_BYTES, RegisterRegion, RegisterReply, decode_region, encode_reply
-from pdserve.rpc.errors import InvalidRequest, PdserveError
+from pdserve.rpc.errors import InvalidRequest, PdserveError, Unauthenticated
 from pdserve.runtime.failpoints import Point, failpoint_now
 
 log = structlog.get_logger(__name__)
@@ -40,14 +41,16 @@ class MemorySocket:
         gone: Gone,
         hello_timeout: float,
         defect: Callable[[BaseException], None],
+        users: Collection[int],
     ) -> None:
         """`hello_timeout`: seconds that a connection has for its region; `defect` is told of errors that only a
-        defect of kvd explains."""
+        defect of kvd explains; `users`: those that may connect, by uid."""
         self._path = path
         self._register = register
         self._gone = gone
         self._hello_timeout = hello_timeout
         self._defect = defect
+        self._users = users
         self._listener: socket.socket | None = None
         self._connections: dict[socket.socket, tuple[str, int] | None] = {}
         """Connection -> the rank that it is, once it has registered."""
@@ -145,6 +148,9 @@ class MemorySocket:
 
     async def _take(self, connection: socket.socket, data: bytes, fds: list[int], flags: int) -> None:
         try:
+            # Not when it connects: whoever is turned away before its message was read may not read why.
+            if (user := user_of(connection)) not in self._users:
+                raise Unauthenticated(f"user {user} may not give this kvd memory: see --allow-uid")
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise InvalidRequest(f"a region is one message of at most {MAX_MESSAGE_BYTES} bytes")
             try:
@@ -195,17 +201,30 @@ class MemorySocket:
 def check_file(fd: int, message: RegisterRegion) -> None:
     """Whether a file can be the memory that a message says it is; seals it against shrinking.
 
+    A file that shrinks under the mapping would kill the daemon (SIGBUS), so the memory that our own engines make, a
+    memfd, is taken only where it cannot. A file in shared memory is of somebody else's making, has no seals, and is
+    trusted with that.
+
     Raises:
-        InvalidRequest: not memory of this size.
+        InvalidRequest: not memory of this size, or a memfd that can still shrink.
     """
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise InvalidRequest("a region's descriptor is a memfd or a file in shared memory")
-    if message.size <= 0 or status.st_size < message.size:
-        raise InvalidRequest(f"a region of {message.size} bytes in a file of {status.st_size}")
-    try:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    except OSError:
-        # A file that shrinks under the mapping would kill the daemon (SIGBUS). An engine that does
-        # not allow sealing is trusted with that.
+    if not _sealed(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
+            raise InvalidRequest("a memfd that cannot be sealed against shrinking: make it with MFD_ALLOW_SEALING")
         log.info("region_not_sealed", engine_id=message.engine_id, rank=message.rank)
+    status = os.fstat(fd)  # after the seal: a memfd does not shrink between this look and the mapping
+    room = -(-message.size // status.st_blksize) * status.st_blksize  # of huge pages, where it has them
+    if message.size <= 0 or not message.size <= status.st_size <= room:
+        raise InvalidRequest(f"a region of {message.size} bytes in a file of {status.st_size}")
+
+
+def _sealed(fd: int) -> bool:
+    """Seals a file against shrinking; whether it is."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:  # not a file that has seals
+        return False

@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 
 from pdserve.kvd.attachments import Attachments, Member
+from pdserve.kvd.callers import allowed
 from pdserve.kvd.carrying import Carrying
 from pdserve.kvd.client.messages import Hello, Request, Welcome
 from pdserve.kvd.config import KvdConfig
@@ -26,6 +27,10 @@ from pdserve.kvd.notices import Notice
 from pdserve.kvd.peers.cards import Cards
 from pdserve.kvd.peers.desk import Desk
 from pdserve.kvd.peers.network import Network
+from pdserve.kvd.probing.devices import read_devices
+from pdserve.kvd.probing.loans import Loans
+from pdserve.kvd.probing.slot import Slot
+from pdserve.kvd.probing.survey import Surroundings, Survey
 from pdserve.kvd.regions import Regions
 from pdserve.kvd.registry import Registry
 from pdserve.kvd.requests import Requests, source
@@ -83,6 +88,8 @@ class Node:
         self._sessions = Sessions(self.transports, self.mapped.get, self.desk.guests)
         self._copier = Copier(self.registry, self._sessions, self._op_ended, self.defect)
         cards = Cards(self.transports, lambda: self.mapped)
+        self._probing = Slot(self.defect)
+        loans = Loans(self._probing, self._arena, self.transports, read_devices)
         self.network = Network(
             config.peer,
             self.desk,
@@ -92,8 +99,21 @@ class Node:
             epoch=self.epoch,
             heard=self._heard,
             settle=self._settle,
+            lend=loans.lend,
             defect=self.defect,
         )
+        self.survey = Survey(
+            self._probing,
+            Surroundings(
+                self._arena,
+                self.transports,
+                kinds=lambda: {region.kind for region in self.mapped.values()},
+                borrow=self.network.borrow,
+                devices=read_devices,
+                now=self.now,
+            ),
+        )
+        """Measures the ways to this node's memory."""
         self._carrying = Carrying(
             self.attachments,
             self.desk,
@@ -105,7 +125,7 @@ class Node:
             self._spawn,
             self._changed_now,
         )
-        self.notices = NoticeSocket(config.notice_socket, self._notice)
+        self.notices = NoticeSocket(config.notice_socket, self._notice, allowed(config.allow_uid))
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -138,6 +158,7 @@ class Node:
         if self._timer is not None:
             self._timer.cancel()
         self.notices.close()
+        await self._probing.aclose()
         await self.network.aclose()
         await self._regions.stop()
         await self._sessions.aclose()
@@ -296,9 +317,9 @@ class Node:
     def _op_ended(self, op_id: int, moved: Moved, transport: str, error: str) -> None:
         with self.watched():
             self.counts.copy(moved, self.transfers.mode_of(op_id), transport, error)
-            now, nbytes, ns = self._heard(), moved.nbytes, moved.ns
-            if not self.desk.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, error=error):
-                self.transfers.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, error=error)
+            now, nbytes, ns, lanes = self._heard(), moved.nbytes, moved.ns, moved.lanes
+            if not self.desk.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, lanes=lanes, error=error):
+                self.transfers.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, lanes=lanes, error=error)
             if not self._closing:
                 self._settle()
 

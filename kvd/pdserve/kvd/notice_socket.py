@@ -1,7 +1,7 @@
 """The ZMQ PULL socket that workers' per-step notices come in by."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +20,11 @@ _AT_ONCE: Final = 256
 class NoticeSocket:
     """Reads on the running event loop, without a thread; `hear` is called for each notice."""
 
-    def __init__(self, path: Path, hear: Callable[[Notice], None]) -> None:
+    def __init__(self, path: Path, hear: Callable[[Notice], None], users: Collection[int]) -> None:
+        """`users`: those that are heard, by uid; a connection of another is closed unread."""
         self._path = path
         self._hear = hear
+        self._users = users
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._fd = -1
@@ -39,6 +41,8 @@ class NoticeSocket:
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        for user in self._users:
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, user)  # each call adds one
         try:
             self._socket.bind(f"ipc://{self._path}")
         except zmq.ZMQError as error:

@@ -13,12 +13,18 @@ from pdserve.kvd.explain import bytes_wanted, stopped, waits_for
 from pdserve.kvd.leases import Lease
 from pdserve.kvd.node import Node
 from pdserve.kvd.peers.link import Link
-from pdserve.kvd.peers.relay import RelayedEnd
-from pdserve.kvd.peers.relay import waits_for as relayed_waits_for
+from pdserve.kvd.peers.relayed import RelayedEnd
+from pdserve.kvd.peers.relayed import waits_for as relayed_waits_for
+from pdserve.kvd.probing.codec import encode
 from pdserve.kvd.registry import EngineEntry
 from pdserve.kvd.types import Mode
+from pdserve.rpc.errors import InvalidRequest
+from pdserve.runtime.config import split_address
 
 _MODES = {Mode.READ: common_pb2.TRANSFER_MODE_READ, Mode.WRITE: common_pb2.TRANSFER_MODE_WRITE}
+_MEASURE_S = 30.0
+"""For a measurement that says nothing else."""
+_MEASURE_MOST_S = 120.0
 _PARTICIPANTS = {
     Participant.HOST: kvd_pb2.PARTICIPANT_HOST,
     Participant.SCHEDULER: kvd_pb2.PARTICIPANT_SCHEDULER,
@@ -60,6 +66,12 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             peers=[self._peer(link) for link in node.desk.links],
             peer_address=node.desk.address,
             peers_lost=node.desk.lost,
+            carried=[
+                kvd_pb2.Carried(
+                    transport=transport, lanes=lanes, copies=one.copies, bytes=one.nbytes, copy_seconds=one.ns / 1e9
+                )
+                for (transport, lanes), one in sorted(node.counts.carried.items())
+            ],
         )
 
     async def ListTransfers(self, request: kvd_pb2.ListTransfersRequest, context: Any) -> kvd_pb2.ListTransfersResponse:
@@ -82,6 +94,18 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             return kvd_pb2.DrainResponse(remaining=transfers.open, draining=transfers.draining)
         remaining = await self._node.drained(max(0.0, request.deadline_seconds))
         return kvd_pb2.DrainResponse(remaining=remaining, draining=transfers.draining)
+
+    async def Measure(self, request: kvd_pb2.MeasureRequest, context: Any) -> kvd_pb2.MeasureResponse:
+        """Each transport within this node and from each peer."""
+        seconds = request.deadline_seconds or _MEASURE_S
+        if not 0 < seconds <= _MEASURE_MOST_S:
+            raise InvalidRequest(f"a measurement of {seconds:g} s; {_MEASURE_MOST_S:g} s at most")
+        if request.peers and not self._node.config.peer.on:
+            raise InvalidRequest("this kvd has no --peer-listen")
+        peers = list(dict.fromkeys(request.peers)) or [link.address for link in self._node.desk.links if link.address]
+        for peer in peers:
+            split_address(peer)
+        return encode(await self._node.survey.measure(peers, seconds))
 
     def _engine(self, entry: EngineEntry, now: float) -> kvd_pb2.Engine:
         members = sorted(self._node.attachments.of(entry.engine_id), key=lambda m: (m.kind.value, m.rank))
@@ -167,6 +191,8 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             waits_for=waits_for(transfer, book.timers.get, now),
             reason=stop.reason if stop else "",
             detail=stop.detail if stop else "",
+            transport=next((c.transport for c in consumers if c.transport), ""),
+            lanes=next((c.lanes for c in consumers if c.lanes), ""),
         )
 
     def _relayed(self, end: RelayedEnd, now: float) -> kvd_pb2.Transfer:
@@ -188,6 +214,8 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
             waits_for=relayed_waits_for(end, now),
             reason=stop.reason if stop else "",
             detail=stop.detail if stop else "",
+            transport=end.transport,
+            lanes=end.lanes,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from pdserve.kvd.callers import allowed
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.memory import MemorySocket, check_file
 from pdserve.kvd.memory_wire import RegisterRegion
@@ -51,7 +52,12 @@ class Regions:
                     self._devices.setdefault(kind, transport)
         self._here = here
         self._socket = MemorySocket(
-            config.memory_socket, self._register, lambda *rank: gone(RegionKey(*rank)), config.hello_timeout, defect
+            config.memory_socket,
+            self._register,
+            lambda *rank: gone(RegionKey(*rank)),
+            config.hello_timeout,
+            defect,
+            allowed(config.allow_uid),
         )
         self._mapped: dict[RegionKey, MappedRegion] = {}
         self.mapped: Final[Mapping[RegionKey, MappedRegion]] = self._mapped

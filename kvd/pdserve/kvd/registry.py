@@ -45,6 +45,11 @@ class EngineEntry:
         return 0 < self.ranks == len(self.regions)
 
     @property
+    def layouts(self) -> list[Layout]:
+        """Of every rank; only once all of them are here."""
+        return [self.regions[rank].layout for rank in range(self.ranks)]
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that every registered rank has; 0 without regions."""
         return min((r.layout.num_blocks for r in self.regions.values()), default=0)

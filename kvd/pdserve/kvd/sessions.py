@@ -152,10 +152,7 @@ class Sessions:
         assert self._far is not None
         far = await self._far.far(src)
         able = [t.capabilities for t in self._transports.values()]
-        common = [one for one in able if one.name in far.cards]
-        name = choose(common or able, far.region.kind, dst.kind, same_node=False)
-        if name not in far.cards:
-            raise TransferFailed(f"the other node does not offer {name}; it has {', '.join(far.cards) or 'nothing'}")
+        name = choose(able, far.region.kind, dst.kind, same_node=False, offered=far.cards)
         transport = cast("Reaching", self._transports[name])
         remote = RemoteRegion(src, far.region.kind, far.region.size, far.cards[name])
         try:

@@ -183,7 +183,15 @@ class Transfers:
         return self._steps.hear(notice, now)
 
     def op_ended(
-        self, op_id: int, now: float, *, moved: int = 0, ns: int = 0, transport: str = "", error: str = ""
+        self,
+        op_id: int,
+        now: float,
+        *,
+        moved: int = 0,
+        ns: int = 0,
+        transport: str = "",
+        lanes: str = "",
+        error: str = "",
     ) -> None:
         """An operation is terminal: nothing of it is in flight. `error` empty: all bytes are there."""
         op = self.book.ops.pop(op_id)
@@ -194,14 +202,15 @@ class Transfers:
         consumer.lease.in_flight -= 1
         consumer.ops.discard(op_id)
         consumer.copy_ns += ns
-        consumer.transport = transport or consumer.transport
+        if transport:
+            consumer.transport, consumer.lanes = transport, lanes or consumer.lanes
         self.book.touched[producer.engine_id] = now
         if consumer.state is Consumer.FILLING and producer.lease is op.source and not op.source.quarantined:
             if error:
                 stop = failed(errors.TransferFailed, error)
                 self._endings.stop_consumer(transfer, consumer, stop, stop, now)
             else:
-                consumer.missing -= op.layers * op.blocks
+                consumer.missing -= op.layers * op.units
                 consumer.bytes_landed += moved
                 consumer.last_byte_ns = int(now * 1e9)
                 if producer.state is Producer.COMPUTING:

@@ -18,7 +18,8 @@ def words(end: End) -> dict[str, str | int]:
     if not end.outcome.good:
         return said | {"reason": end.reason, "detail": end.detail}
     facts = end.facts
-    return said | {"kv_bytes": facts.kv_bytes, "blocks": facts.blocks, "transport": facts.transport}
+    said |= {"kv_bytes": facts.kv_bytes, "blocks": facts.blocks, "transport": facts.transport}
+    return said | {"lanes": facts.lanes} if facts.lanes else said
 
 
 def sum_facts(parts: Sequence[Facts]) -> Facts | None:
@@ -35,6 +36,7 @@ def sum_facts(parts: Sequence[Facts]) -> Facts | None:
         ranks=max(part.ranks for part in parts),
         copy_ns=sum(part.copy_ns for part in parts),
         transport=next((part.transport for part in parts if part.transport), ""),
+        lanes=next((part.lanes for part in parts if part.lanes), ""),
         # 0 is "not known": a consumer that had every block itself posts nothing.
         first_post_ns=min((part.first_post_ns for part in parts if part.first_post_ns), default=0),
         landed_ns=max(part.landed_ns for part in parts),

@@ -158,10 +158,12 @@ class EngineInfo:
     """What a peer must share to exchange KV; see pdserve.kvd.types.Identity."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    layout: str = ""
+    """How its KV lies, in words; engines of unequal layouts may exchange KV."""
 
     def locator(self, kvd_address: str) -> Locator:
         """Where peers reach this engine's KV."""
-        return Locator(self.engine_id, kvd_address, dict(self.identity))
+        return Locator(self.engine_id, kvd_address, dict(self.identity), self.layout)
 
 
 class Engine(Protocol):

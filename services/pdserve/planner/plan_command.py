@@ -14,8 +14,9 @@ from pdserve.rpc.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdserve.bench.slo import Slo
-    from pdserve.planner.planning.decision import Plan, Settings
+    from pdserve.planner.planning.decision import Settings
     from pdserve.planner.planning.metrics import Reading
+    from pdserve.planner.planning.plan import Plan
     from pdserve.planner.planning.workload import Workload
     from pdserve.planner.profile import Profile
 
@@ -85,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
         workload = _workload(args)
         if args.engines is None and args.gpus is None:
             raise ConfigError("say how many engines there are with --engines, or accelerators with --gpus")
-        from pdserve.planner.planning.decision import Budget, Question, decide
+        from pdserve.planner.planning.candidates import Budget
+        from pdserve.planner.planning.decision import decide
+        from pdserve.planner.planning.trial import Question
 
         _show(args, decide(Question(profile, workload, slo), Budget(args.engines, args.gpus), settings))
     return 0
@@ -165,8 +168,10 @@ def _show(args: argparse.Namespace, plan: "Plan") -> None:
 def _watch(args: argparse.Namespace, profile: "Profile", slo: "Slo", settings: "Settings") -> int:
     """Plans for each window of what a proxy says, until Ctrl-C."""
     from pdserve.planner.planning import metrics
-    from pdserve.planner.planning.decision import Budget, Question, check_profile, decide
+    from pdserve.planner.planning.candidates import Budget
+    from pdserve.planner.planning.decision import check_profile, decide
     from pdserve.planner.planning.present import layout
+    from pdserve.planner.planning.trial import Question
     from pdserve.planner.watching import watch
 
     if given := _given(args, *_OF_WORKLOAD):

@@ -1,5 +1,6 @@
 """A profile: what one kind of deployment costs. Values only; `profile_file` has it as TOML."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -75,13 +76,19 @@ class Profile:
         roles = {"prefill": self.prefill, "decode": self.decode, "colocated": self.colocated}
         return {name: role for name, role in roles.items() if role is not None}
 
+    @property
+    def mixed(self) -> "tuple[Profile, ...]":
+        """Prompts on engines of one of its family and answers on those of another, each way round."""
+        pairs = itertools.permutations(self.family, 2)
+        return tuple(made for prefill, decode in pairs if (made := mixture(prefill, decode)) is not None)
+
     def named(self, name: str) -> "Profile":
-        """That one of its family; itself where the name is empty.
+        """That one of its family, or of the mixtures in it; itself where the name is empty.
 
         Raises:
             ConfigError: there is none of that name.
         """
-        for one in self.family:
+        for one in itertools.chain(self.family, self.mixed):
             if name in ("", one.name):
                 return one
         raise ConfigError(f"no profile {name} beside {self.name}")
@@ -114,6 +121,45 @@ class Profile:
             headroom=self.headroom,
             **specs,
         )
+
+
+def mixture(prefill: Profile, decode: Profile) -> Profile | None:
+    """A split of prefill engines of one profile and decode engines of another; None: no KV can go between them, since a
+    role is missing or the models differ.
+
+    What a hand-over between them costs was not measured: of each figure the worse one of both is taken.
+    """
+    one, other = prefill.handover, decode.handover
+    if (
+        prefill.prefill is None
+        or decode.decode is None
+        or (one.layers, one.first_token) != (other.layers, other.first_token)
+    ):
+        return None
+    read, write = (max(one.tail_in(mode), other.tail_in(mode)) for mode in (Mode.READ, Mode.WRITE))
+    contexts = [most for most in (prefill.max_model_len, decode.max_model_len) if most is not None]
+    return Profile(
+        name=f"{prefill.name} to {decode.name}",
+        about=f"prefill: {prefill.about}; decode: {decode.about}",
+        source=f"{prefill.source}; {decode.source}",
+        prefill=prefill.prefill,
+        decode=decode.decode,
+        handover=Handover(
+            serialization=max(one.serialization, other.serialization),
+            tail=read,
+            tail_write=write,
+            bytes_per_token=max(one.bytes_per_token, other.bytes_per_token),
+            bandwidth=min(one.bandwidth, other.bandwidth),
+            layers=one.layers,
+            first_token=one.first_token,
+        ),
+        handover_source="of each figure the worse one of both profiles'",
+        dispatch=max(prefill.dispatch, decode.dispatch),
+        egress=max(prefill.egress, decode.egress),
+        routing=prefill.routing,
+        headroom=max(prefill.headroom, decode.headroom),
+        max_model_len=min(contexts, default=None),
+    )
 
 
 def with_costs(role: RoleProfile, **costs: float) -> RoleProfile:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.bench.extra import needs
-from pdserve.rpc.errors import ConfigError
+from pdserve.rpc.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from pdserve.planner.measuring.design import Design
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: nothing to measure, a place that cannot be written (before anything is measured), or a fit that
             leaves too much over: it is written beside, marked, and with --keep where it was wanted.
-        PdserveError: a request failed.
+        PdserveError: a request failed. Where what was measured before can be fitted it is written beside, marked.
     """
     with needs("plan", "profile"):
         return _run(args)
@@ -78,12 +78,24 @@ def _run(args: argparse.Namespace) -> int:
     sys.stderr.write(f"seed {seed}\n")
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     measured = asyncio.run(_measure(options.target(args), design, seed))
-    fitted = fits.fit(measured)
+    try:
+        fitted = fits.fit(measured)
+    except ConfigError as error:
+        if not measured.broke_off:
+            raise
+        said = f"the measurement broke off: {measured.broke_off}; too little was measured to be kept: {error.message}"
+        raise Unavailable(said) from error
     sys.stdout.write(f"{table(fitted)}\n")
     misfits = fits.misfits(fitted, args.most_residual)
     facts = making.Facts(args.name, args.about, when, _machine(), args.accelerators, args.max_seqs)
     text = dumps(making.profile(measured, fitted, facts, misfits))
     parse(text, args.name)  # what is written can be read
+    if measured.broke_off:
+        beside = path.with_name(f"{path.stem}.partial{path.suffix}")
+        _write(beside, text)
+        raise Unavailable(
+            f"the measurement broke off: {measured.broke_off}; the profile of what was measured, marked, is in {beside}"
+        )
     if misfits and not args.keep:
         beside = path.with_name(f"{path.stem}.misfit{path.suffix}")
         _write(beside, text)
@@ -131,13 +143,13 @@ def _design(args: argparse.Namespace) -> "Design":
 
 
 async def _measure(target: str, design: "Design", seed: int) -> "Measured":
-    from pdserve.client import AsyncClient
+    from pdserve.client import AsyncClient, Retry
     from pdserve.planner.measuring.live import measure
 
     def say(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    async with AsyncClient(target) as client:
+    async with AsyncClient(target, retry=Retry(attempts=1)) as client:  # what is asked twice is no measurement
         return await measure(client, design, random.Random(seed), say)
 
 

@@ -6,19 +6,28 @@ whatever it could use from those behind it, so that a long prompt cannot starve.
 out in that order and each opens its decode leg before its prefill leg: prefill runs in the order of
 decode's reservations.
 
-The queue is bounded in number and in time; beyond either a request is refused with OVERLOADED.
+The queue is bounded in number and in time; beyond either a request is refused with OVERLOADED. What no set of
+engines could serve, however empty, is no matter of credits: `holding.py`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.proxy.credits import Ledger, Reservation
+from pdserve.proxy.holding import Holding, Waited
 from pdserve.proxy.registry import Entry, Registry
 from pdserve.proxy.routing import Choice, Need, Router
 from pdserve.proxy.types import Role, Route
-from pdserve.rpc.errors import DeadlinePassed, Draining, NoEngines, Overloaded, PdserveError
+from pdserve.rpc.errors import (
+    DeadlinePassed,
+    Draining,
+    IncompatibleEngines,
+    NoEngines,
+    Overloaded,
+    PdserveError,
+)
 
 
 @dataclass(slots=True)
@@ -61,6 +70,7 @@ def _nobody() -> None:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     claim: Claim
+    again: bool
     granted: asyncio.Future[Grant] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -68,9 +78,17 @@ class Admission:
     """Hands out grants. Call `pump` when an engine's state or credits have changed."""
 
     def __init__(
-        self, registry: Registry, ledger: Ledger, now: Callable[[], float], *, length: int, timeout: float
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        now: Callable[[], float],
+        *,
+        length: int,
+        timeout: float,
+        hold_length: int = 0,
+        hold_timeout: float = 0.0,
     ) -> None:
-        """`length`: most waiters; `timeout`: seconds that one waits."""
+        """`length`: most waiters; `timeout`: seconds that one waits; the other two: see Holding."""
         self._registry = registry
         self._ledger = ledger
         self._router = Router(ledger)
@@ -78,13 +96,15 @@ class Admission:
         self._length = length
         self._timeout = timeout
         self._waiters: deque[_Waiter] = deque()
+        self.holding = Holding(now, length=hold_length, timeout=hold_timeout)
+        self._looked = registry.version
         self._closed = False
         self._stopped = ""
         self._candidates: dict[tuple[str, Route], tuple[int, list[Choice]]] = {}
 
     def __len__(self) -> int:
-        """Requests that wait."""
-        return len(self._waiters)
+        """Requests that wait, for credits or for engines."""
+        return len(self._waiters) + len(self.holding)
 
     def candidates(self, model: str, route: Route) -> list[Choice]:
         """What could serve a request if it were empty; kept until the set of engines changes.
@@ -134,9 +154,9 @@ class Admission:
         if not again:
             self.check_room()
         self._check_possible(claim)
-        waiter = _Waiter(claim)
-        if again:
-            self._waiters.appendleft(waiter)
+        waiter = _Waiter(claim, again)
+        if again:  # in front, behind those that are tried again already
+            self._waiters.insert(sum(other.again for other in self._waiters), waiter)
         else:
             self._waiters.append(waiter)
         self.pump()
@@ -149,6 +169,8 @@ class Admission:
             async with asyncio.timeout(max(wait, 0.0)):
                 return await waiter.granted
         except TimeoutError:
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                return waiter.granted.result()  # in the turn of the loop in which its time was over: else it were lost
             if deadline - now <= self._timeout:
                 raise DeadlinePassed("the request's deadline passed while it waited for credits") from None
             raise Overloaded(
@@ -165,8 +187,43 @@ class Admission:
                 self._waiters.remove(waiter)
                 self.pump()  # it may have kept engines from those behind it
 
+    async def hold(
+        self, claims: Sequence[Claim], deadline: float, waited: Waited, *, waits: Callable[[], None] = _nobody
+    ) -> None:
+        """Waits until a set of engines, if it were empty, could serve one of the claims; see Holding.until.
+
+        Raises:
+            NoEngines: none came in time.
+            IncompatibleEngines: those that are there may not exchange KV, which waiting does not change.
+            DeadlinePassed, Draining: see Holding.until.
+        """
+
+        def possible() -> None:
+            raised: dict[type[PdserveError], PdserveError] = {}
+            for claim in claims:
+                try:
+                    self._check_possible(claim)
+                except (NoEngines, IncompatibleEngines) as error:
+                    raised.setdefault(type(error), error)
+                else:
+                    return
+            raise raised.get(NoEngines) or raised[IncompatibleEngines]
+
+        await self.holding.until(possible, deadline, waited, waits)
+
+    def could(self, claim: Claim) -> bool:
+        """Whether a set of engines, if it were empty, could serve the claim now."""
+        try:
+            self._check_possible(claim)
+        except (NoEngines, IncompatibleEngines):
+            return False
+        return True
+
     def pump(self) -> None:
         """Grants what can be granted, in order."""
+        if self._looked != self._registry.version:
+            self._looked = self._registry.version
+            self.holding.look()
         kept: set[str] = set()  # engines that a waiter further ahead waits for
         for waiter in tuple(self._waiters):
             if waiter.granted.done():  # timed out or cancelled, and about to leave
@@ -190,12 +247,14 @@ class Admission:
             waiter.granted.set_result(self._reserve(choice, claim.need))
 
     def close(self) -> None:
-        """Takes nothing new; what waits keeps its place."""
+        """Takes nothing new; what waits keeps its place, but for requests that wait for their first engine."""
         self._closed = True
+        self.holding.look()
 
     def stop(self, why: str) -> None:
         """Takes nothing at all; what waits ends with DRAINING. Safe twice."""
         self._closed, self._stopped = True, why
+        self.holding.stop(why)
         for waiter in self._waiters:
             if not waiter.granted.done():
                 waiter.granted.set_exception(Draining(why))

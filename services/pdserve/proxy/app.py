@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from pdserve.proxy.http.server import HttpServer
 from pdserve.proxy.inference import Inference
 from pdserve.proxy.metrics import RequestCounts, readings
 from pdserve.proxy.owner import Owner
+from pdserve.proxy.readiness import Readiness
 from pdserve.proxy.registration import Registration, sweep
 from pdserve.proxy.registry import Change, Joined, Registry
 from pdserve.proxy.service import SERVICE, InferenceService
@@ -54,7 +56,11 @@ class Addresses:
 class Fleet:
     """Passes on what happens to engines: to the registry, the ledger, the channels, the queue."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, admission: Admission, shelf: Shelf) -> None:
+    def __init__(
+        self, registry: Registry, ledger: Ledger, admission: Admission, shelf: Shelf, then: Callable[[], None]
+    ) -> None:
+        """`then` is told last; it does not block."""
+        self._then = then
         self._registry = registry
         self._ledger = ledger
         self._admission = admission
@@ -65,13 +71,16 @@ class Fleet:
         """A beat was taken."""
         self._apply(changes)
         self._ledger.reported(beat.engine_id, beat.free_kv_tokens)
-        self._admission.pump()
+        self._pass_on()
 
     def changed(self, changes: list[Change]) -> None:
-        """Something happened without a beat."""
-        if changes:
-            self._apply(changes)
-            self._admission.pump()
+        """Something happened without a beat, or only time has passed: the registry may have settled."""
+        self._apply(changes)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._admission.pump()
+        self._then()
 
     def _apply(self, changes: list[Change]) -> None:
         for change in changes:
@@ -95,7 +104,7 @@ class Fleet:
 
     def _up(self, engine_id: str) -> None:
         self._registry.channel_ready(engine_id)
-        self._admission.pump()
+        self._pass_on()
 
     def _broken(self, engine_id: str, reason: str) -> None:
         self.changed(self._registry.channel_broken(engine_id, reason))
@@ -113,7 +122,7 @@ class ProxyApp:
         owner: Owner,
         ledger: Ledger,
         registry: Registry,
-        server: Server,
+        readiness: Readiness,
         tasks: Tasks,
         closing: contextlib.AsyncExitStack,
     ) -> None:
@@ -124,7 +133,7 @@ class ProxyApp:
         self._admission = admission
         self._driver = driver
         self._owner = owner
-        self._server = server
+        self._readiness = readiness
         self._tasks = tasks
         self._closing = closing
 
@@ -145,14 +154,22 @@ class ProxyApp:
             ConfigError: a port cannot be bound.
         """
         async with contextlib.AsyncExitStack() as stack:
-            registry = Registry(config.beat_interval, config.beats_missed, config.beats_stalled)
+            registry = Registry(
+                config.beat_interval, config.beats_missed, config.beats_stalled, settle=config.beats_settle
+            )
             ledger = Ledger()
             admission = Admission(
-                registry, ledger, clock.monotonic, length=config.admission_queue, timeout=config.admission_timeout
+                registry,
+                ledger,
+                clock.monotonic,
+                length=config.admission_queue,
+                timeout=config.admission_timeout,
+                hold_length=config.hold_queue,
+                hold_timeout=config.hold_timeout,
             )
-            shelf = Shelf(config.tokenizer_folders())
+            shelf = Shelf(config.tokenizer_folders(), changed=lambda: readiness.changed())
             stack.callback(shelf.close)
-            fleet = Fleet(registry, ledger, admission, shelf)
+            fleet = Fleet(registry, ledger, admission, shelf, lambda: readiness.changed())
             stack.push_async_callback(fleet.channels.aclose)
             registration = Registration(registry, signer, clock, fleet.heard)
             stack.callback(registration.close)
@@ -179,6 +196,7 @@ class ProxyApp:
 
             server = Server([SERVICE])
             serving_pb2_grpc.add_InferenceServicer_to_server(InferenceService(inference), server.grpc)
+            readiness = Readiness(inference.placeable, server.serving)
             grpc_port = server.bind(config.host, config.grpc_port)
             stack.push_async_callback(server.stop, CANCEL_GRACE)
             await server.start()
@@ -188,7 +206,7 @@ class ProxyApp:
             ping_port = registration.bind(config.host, config.ping_port)
             tasks.start("registration", registration.run())
             tasks.start("sweep", sweep(registry, clock, config.beat_interval, fleet.changed))
-            await server.serving(True)
+            tasks.start("readiness", readiness.run())
 
             addresses = Addresses(
                 join_address(config.host, grpc_port),
@@ -196,7 +214,7 @@ class ProxyApp:
                 join_address(config.host, ping_port),
             )
             closing = stack.pop_all()
-            return cls(addresses, inference, admission, driver, owner, ledger, registry, server, tasks, closing)
+            return cls(addresses, inference, admission, driver, owner, ledger, registry, readiness, tasks, closing)
 
     async def failed(self) -> NoReturn:
         """Waits for a background task to die and raises why."""
@@ -204,8 +222,8 @@ class ProxyApp:
 
     async def drain(self) -> None:
         """Takes nothing new and waits for what there is; the caller bounds the wait."""
-        await self._server.serving(False)
         self._admission.close()
+        await self._readiness.update()
         await self._driver.idle()
         await self._owner.idle()
 

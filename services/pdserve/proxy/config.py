@@ -32,8 +32,16 @@ class ProxyConfig:
     """Seconds that a request waits for credits."""
     admission_headroom: int = 256
     """Tokens of each answer that are reserved with its prompt."""
+    hold_timeout: float = 5.0
+    """Seconds that a request is held while no engines could serve it, as when the only one is replaced; all its waits
+    for engines together. 0: it is refused at once."""
+    hold_queue: int = 256
+    """Most requests that are held."""
     beat_interval: float = 1.0
     """Seconds between the beats of an engine."""
+    beats_settle: int = 3
+    """Beats from the proxy's first one on in which a model that it has not heard of is waited for like an engine: who
+    serves it may not have found this proxy yet. 0: such a model is unknown at once."""
     beats_missed: int = 3
     """Missed beats until an engine is evicted."""
     beats_stalled: int = 30
@@ -73,12 +81,15 @@ class ProxyConfig:
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(f"{name} is {getattr(self, name)}, not in 0..65535")
         for name in (
-            "admission_queue", "admission_timeout", "beat_interval", "beats_missed", "beats_stalled", "recomputes",
-            "request_timeout", "handover_grace", "release_timeout", "max_n", "max_stop", "max_body",
+            "admission_queue", "admission_timeout", "hold_queue", "beat_interval", "beats_missed", "beats_stalled",
+            "recomputes", "request_timeout", "handover_grace", "release_timeout", "max_n", "max_stop", "max_body",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be above 0")
-        for name in ("admission_headroom", "retries", "continuations", "drain_timeout", "max_logprobs", "trace_slow"):
+        for name in (
+            "admission_headroom", "hold_timeout", "beats_settle", "retries", "continuations", "drain_timeout",
+            "max_logprobs", "trace_slow",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must not be negative")
         if self.trace_ratio is not None and not 0 <= self.trace_ratio <= 1:

@@ -2,7 +2,7 @@
 
 When an attempt fails and its error says that another try may succeed:
 - before the first token has reached the client: first other engines with a fresh transfer, then the
-  prompt computed at decode (under a cap on concurrent ones), then the error;
+  prompt computed at decode (`granting.py`), then the error;
 - after it, where the answer can be taken up (`continuing.py`): the same choice of engines for the
   prompt and what the client has, at most `continuations` times; then the error.
 
@@ -13,26 +13,24 @@ either policy.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pdserve.proxy import ended
-from pdserve.proxy.admission import Admission, Claim, Grant
+from pdserve.proxy.admission import Admission, Grant
 from pdserve.proxy.attempt import Attempt
 from pdserve.proxy.brief import Brief
 from pdserve.proxy.continuing import Diverged
+from pdserve.proxy.granting import Granting
 from pdserve.proxy.history import History
 from pdserve.proxy.job import Job
 from pdserve.proxy.legs import Done, Legs
 from pdserve.proxy.owner import Owner
 from pdserve.proxy.parts import Point
-from pdserve.proxy.routing import Need
 from pdserve.proxy.trace import RandomBytes
-from pdserve.proxy.types import Event, Mode, OnFailure, Route, Started
+from pdserve.proxy.types import Event, Mode, OnFailure, Started
 from pdserve.rpc.errors import (
     DeadlinePassed,
     Draining,
-    IncompatibleEngines,
-    NoEngines,
     PdserveError,
     RequestCancelled,
     TicketRefused,
@@ -87,7 +85,9 @@ class Driver:
         self._sink = sink
         self._gap = gap
         self._boot_id = boot_id()
-        self._recomputes = asyncio.Semaphore(settings.recomputes)
+        self._granting = Granting(
+            admission, clock, headroom=settings.headroom, retries=settings.retries, recomputes=settings.recomputes
+        )
         self._jobs: set[Job] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -119,7 +119,7 @@ class Driver:
         self._idle.clear()
         try:
             while True:
-                attempt = self._attempt(job, history, await self._grant(job, history))
+                attempt = self._attempt(job, history, await self._granting.next(job, history))
                 try:
                     mode = job.mode if attempt.grant.choice.prefill else None
                     if not history.tried:
@@ -181,52 +181,6 @@ class Driver:
             if not self._jobs:
                 self._idle.set()
             self._sink(history.end(job, error, self._clock.monotonic_ns()))
-
-    async def _grant(self, job: Job, history: History) -> Grant:
-        """The engines of the next attempt; raises the last failure where there are none left."""
-        part = history.part
-        need = Need(len(part.prompt), part.sampling.max_tokens or 1, part.sampling.n, self._settings.headroom)
-        claim = Claim(job.model, need, job.route, history.exclude)
-        failure = history.error
-        if failure is None:
-            grant = await self._admission.admit(claim, job.deadline)
-            job.points[Point.ADMITTED] = self._clock.monotonic_ns()
-            return grant
-        begun = history.telling.begun  # and then the failure that led here was counted against the bound
-        if begun or history.fallbacks < self._settings.retries:
-            try:
-                grant = await self._admission.admit(claim, job.deadline, again=True, waits=history.waits)
-            except (NoEngines, IncompatibleEngines):
-                pass  # nobody else: the failure itself says more
-            else:
-                history.moved(alone=False)
-                return grant
-        if job.on_failure is not OnFailure.RECOMPUTE or job.route is Route.COLOCATED:
-            raise failure
-        if history.last_resort and not begun:
-            raise failure
-        await self._permit(job, history)
-        try:
-            grant = await self._admission.admit(
-                replace(claim, decode_only=True, exclude=history.unable),
-                job.deadline,
-                again=True,
-                waits=history.waits,
-            )
-        except NoEngines:
-            raise failure from None
-        history.moved(alone=True)
-        return grant
-
-    async def _permit(self, job: Job, history: History) -> None:
-        if self._recomputes.locked():
-            history.waits()
-        try:
-            async with asyncio.timeout(max(job.deadline - self._clock.monotonic(), 0)):
-                await self._recomputes.acquire()
-        except TimeoutError:
-            raise DeadlinePassed("the request's deadline passed before its prompt could be computed again") from None
-        history.permit = self._recomputes
 
     def _attempt(self, job: Job, history: History, grant: Grant) -> Attempt:
         part = history.part

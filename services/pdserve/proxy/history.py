@@ -43,6 +43,8 @@ class History:
     stamped: Mapping[int, int] = field(default_factory=dict)
     """By Point: what that attempt's legs had stamped when it ended. What prefill says later (WRITE) is in nobody's
     numbers, or the client's would not be the trace's."""
+    outlived: bool = False
+    """It has waited once for what comes in the place of an engine that died: a prompt may be why engines die."""
     waited: bool = False
     """The last attempt has failed, and other engines were not there at once."""
     told: int = 0

@@ -1,23 +1,27 @@
 """What both faces call: a decoded request in, its job and then its events out; models and topology."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pdserve.proxy import trace, validate
 from pdserve.proxy.admission import Admission
 from pdserve.proxy.config import ProxyConfig
 from pdserve.proxy.drive import Driver
+from pdserve.proxy.holding import Waited
 from pdserve.proxy.job import Job
 from pdserve.proxy.parts import Point
 from pdserve.proxy.registry import Registry
-from pdserve.proxy.routing import unpaired_because
+from pdserve.proxy.routing import Choice, unpaired_because
 from pdserve.proxy.tokenizing.shelf import Shelf
 from pdserve.proxy.trace import RandomBytes
 from pdserve.proxy.types import Ask, Chat, Event, Mode, TokenIds
-from pdserve.rpc.errors import DeadlinePassed, PdserveError
+from pdserve.rpc.errors import DeadlinePassed, IncompatibleEngines, NoEngines, PdserveError, Unavailable
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.log import about
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Inference:
         self._clock = clock
         self._random = random
         self._refused = refused
+        self._arriving = 0
         self._bounds = validate.Bounds(config.max_n, config.max_logprobs, config.max_stop)
         self._trace_ratio = 1.0 if config.trace_ratio is None else config.trace_ratio
 
@@ -94,6 +99,35 @@ class Inference:
         """Raises Draining where the proxy takes nothing new."""
         self._admission.check_open()
 
+    def placeable(self) -> list[str]:
+        """The models of which a text that says nothing of its route could be placed now: there are engines for it, and
+        what makes it token ids is loaded.
+
+        Raises:
+            Draining: the proxy takes nothing new.
+            NoEngines: there are no engines; says what is missing.
+            Unavailable: there are, and no tokenizer.
+        """
+        self.check_open()
+        found: list[str] = []
+        missing: list[str] = []
+        mute: list[str] = []
+        for model in self._registry.models():
+            try:
+                self._admission.candidates(model, self._config.route)
+            except (NoEngines, IncompatibleEngines) as error:
+                missing.append(f"{model}: {error.message}")
+                continue
+            if why := self._shelf.lacking(model):
+                mute.append(why)
+            else:
+                found.append(model)
+        if mute and not found:
+            raise Unavailable("; ".join((*mute, *missing)))
+        if not found:
+            raise NoEngines("; ".join(missing) or "no engine is registered")
+        return found
+
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Around what a face does until it has a job: an error there is a refusal, and counted as one."""
@@ -104,28 +138,46 @@ class Inference:
             raise
 
     async def prepare(self, ask: Ask, received_ns: int) -> Job:
-        """Validates and tokenises; nothing is held yet. `received_ns`: when the first byte was there.
+        """Validates and tokenises, and waits for engines where none could serve it at this moment; no credits are held
+        yet. `received_ns`: when the first byte was there. A prompt is tokenised before that wait, which so is part of
+        `admit`; of a proxy that knows no model yet, after it, since it has no tokenizer either.
 
         Raises:
             InvalidRequest and its kinds: what can never succeed.
             NoEngines, IncompatibleEngines, Overloaded, Draining, Unavailable: what cannot now.
-            DeadlinePassed: tokenising took longer than the client waits.
+            DeadlinePassed: it took longer than the client waits.
         """
         now = self._clock.monotonic()
         request_id = ask.request_id or self.new_request_id()
         context = trace.accept(ask.traceparent, self._random, self._trace_ratio)
         about(request_id=request_id, trace_id=context.trace_id)
         self._admission.check_room()
-        model = validate.resolve_model(ask.model, self._registry.models())
         validate.check_ask(ask, self._bounds)
         route = ask.route or self._config.route
-        choices = self._admission.candidates(model, route)
         timeout = min(ask.timeout or self._config.request_timeout, self._config.request_timeout)
+        deadline = now + timeout
+
+        def resolved() -> str:
+            self.check_open()
+            listed = self._registry.models()
+            # Who names none means what is served, not what was.
+            served = self._registry.known() if ask.model or not listed else listed
+            return validate.resolve_model(ask.model, served, settled=self._registry.settled)
+
+        waited = Waited()
+        model = await self._held(resolved, deadline, waited)
+
+        def candidates() -> Sequence[Choice]:
+            self.check_open()
+            return self._admission.candidates(model, route)
+
+        self._admission.holding.check(candidates, waited)
+        prompt = await self._shelf.tokenize(model, ask.prompt, max(deadline - self._clock.monotonic(), 0.0))
+        tokenized_ns = self._clock.monotonic_ns()
+        choices = await self._held(candidates, deadline, waited)
         if isinstance(ask.prompt, TokenIds):
             validate.check_token_ids(ask.prompt.ids, choices[0].decode.vocab_size)
-        prompt = await self._shelf.tokenize(model, ask.prompt, timeout)
         sampling = validate.fit(choices, len(prompt), ask.sampling)
-        deadline = now + timeout
         if self._clock.monotonic() >= deadline:
             raise DeadlinePassed("the request's deadline passed before it could be dispatched")
         return Job(
@@ -138,9 +190,17 @@ class Inference:
             route=route,
             on_failure=ask.on_failure or self._config.on_failure,
             deadline=deadline,
-            points={Point.RECEIVED: received_ns, Point.TOKENIZED: self._clock.monotonic_ns()},
+            points={Point.RECEIVED: received_ns, Point.TOKENIZED: tokenized_ns},
             chat=isinstance(ask.prompt, Chat),
+            waited=waited,
         )
+
+    async def _held(self, possible: Callable[[], T], deadline: float, waited: Waited) -> T:
+        self._arriving += 1
+        try:
+            return await self._admission.holding.until(possible, deadline, waited)
+        finally:
+            self._arriving -= 1
 
     def run(self, job: Job) -> AsyncGenerator[Event, None]:
         """The job's events; see Driver.run. Close the generator, or cancel the job, to end it early."""
@@ -197,4 +257,6 @@ class Inference:
                 )
             )
         queued = len(self._admission)
-        return Topology(tuple(lines), self._config.mode, queued, max(0, self._driver.running - queued))
+        # Of those that wait, what has no engines yet to be validated against is no job.
+        in_flight = self._driver.running - (queued - self._arriving)
+        return Topology(tuple(lines), self._config.mode, queued, max(0, in_flight))

@@ -1,8 +1,9 @@
 """One validated request on its way: what was asked, when things happened, and the handle that ends it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdserve.proxy.attempt import Attempt
+from pdserve.proxy.holding import Waited
 from pdserve.proxy.trace import TraceContext
 from pdserve.proxy.types import Mode, OnFailure, Route, Sampling
 from pdserve.rpc.errors import PdserveError, RequestCancelled
@@ -27,6 +28,8 @@ class Job:
     """Nanoseconds by Point."""
     chat: bool = False
     """A conversation; else a plain completion."""
+    waited: Waited = field(default_factory=Waited)
+    """For engines, since it came."""
     attempt: Attempt | None = None
     ended_by: PdserveError | None = None
     """Why it was ended from outside; None while it was not."""

@@ -113,10 +113,11 @@ def readings(inference: Inference, ledger: Ledger) -> Iterator[Reading]:
 
 
 def span_readings(counts: Counts) -> Iterator[Reading]:
-    """What has become of the spans so far; each state is there from the start, so that its first step is seen."""
+    """What has become of the spans so far; each series is there from the start, so that its first step is seen."""
     yield c.PROXY_SPANS, ("exported",), counts.exported
     yield c.PROXY_SPANS, ("dropped",), counts.dropped
     yield c.PROXY_SPANS, ("failed",), counts.failed
+    yield c.PROXY_UNDRAWN, (), counts.undrawn
 
 
 def _mode(mode: Mode | None) -> str:

@@ -21,6 +21,8 @@ MAX_FOREIGN = 256
 """Stock instances that are listed: they prove nothing, so their number is bounded."""
 FOREIGN_AGE = 10.0
 """Seconds until a silent stock instance is dropped: it beats every 3 s."""
+REMEMBERED = 300.0
+"""Seconds that a model is known after the last beat of its last engine: a new one may take minutes to load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +91,23 @@ class Stranger:
 class Registry:
     """The engines behind the proxy."""
 
-    def __init__(self, interval: float = 1.0, missed: int = 3, stalled: int = 3) -> None:
-        """`interval`: seconds between beats; `missed`: beats until eviction; `stalled`: beats with a
-        standing step counter until an engine counts as stuck."""
+    def __init__(self, interval: float = 1.0, missed: int = 3, stalled: int = 3, settle: int = 0) -> None:
+        """`interval`: seconds between beats; `missed`: beats until eviction; `stalled`: beats with a standing step
+        counter until an engine counts as stuck; `settle`: beats from the first on until `settled`."""
         self._interval = interval
         self._missed = missed
         self._stalled = stalled
+        self._settle = settle * interval
+        self._settles_at: float | None = None
+        self.settled = not settle
+        """Whether every engine that is there has had the time to be heard: a model not known then is unknown."""
         self._entries: dict[str, Entry] = {}
         self._by_address: dict[str, str] = {}
         self._gone: dict[str, float] = {}  # ids that said bye or were replaced: late beats do not revive them
         self._foreign: dict[str, Stranger] = {}
+        self._remembered: dict[str, float] = {}  # models of engines that have left, and when one was heard last
         self.version = 0
-        """Changes whenever the set of routable engines may have changed."""
+        """Changes whenever the set of routable engines may have changed, or what is known of models."""
 
     def beat(self, beat: Beat, now: float) -> list[Change]:
         """Takes an authenticated beat.
@@ -111,6 +118,8 @@ class Registry:
         """
         if beat.engine_id in self._gone:
             raise InvalidRequest(f"engine {beat.engine_id} has ended")
+        if self._settles_at is None:
+            self._settles_at = now + self._settle
         entry = self._entries.get(beat.engine_id)
         if entry is not None:
             if beat.beat <= entry.beat:
@@ -146,11 +155,16 @@ class Registry:
         return list(self._remove(engine_id, f"its gRPC channel broke: {reason}", graceful=False))
 
     def expire(self, now: float) -> list[Change]:
-        """Evicts what has missed its beats; call it at least once a beat interval."""
+        """Evicts what has missed its beats, and settles; call it at least once a beat interval."""
+        if not self.settled and self._settles_at is not None and now >= self._settles_at:
+            self.settled = True
+            self.version += 1
         for engine_id in [key for key, until in self._gone.items() if now >= until]:
             del self._gone[engine_id]
         for address in [key for key, stranger in self._foreign.items() if now - stranger.heard_at > FOREIGN_AGE]:
             del self._foreign[address]
+        for model in [key for key, heard_at in self._remembered.items() if now - heard_at > REMEMBERED]:
+            del self._remembered[model]
         late = [key for key, entry in self._entries.items() if self._silent(entry, now) >= self._missed]
         return [change for key in late for change in self._remove(key, f"{self._missed} beats missed", graceful=False)]
 
@@ -176,6 +190,10 @@ class Registry:
     def models(self) -> list[str]:
         """Models of all listed engines, routable or not, sorted."""
         return sorted({entry.card.model for entry in self._entries.values()})
+
+    def known(self) -> list[str]:
+        """Those, and the models whose last engine has left not long ago and may come back; sorted."""
+        return sorted({*self.models(), *self._remembered})
 
     def strangers(self) -> list[Stranger]:
         """The stock instances."""
@@ -225,6 +243,7 @@ class Registry:
         if entry is None:
             return
         self._by_address.pop(entry.card.address, None)
+        self._remembered[entry.card.model] = entry.heard_at
         self.version += 1
         if not entry.stuck:  # a stuck one has left already
             yield Left(engine_id, reason, graceful)
@@ -243,4 +262,5 @@ def _card(beat: Beat) -> EngineCard:
         block_size=beat.block_size,
         total_kv_tokens=beat.total_kv_tokens,
         vocab_size=beat.vocab_size,
+        layout=beat.layout,
     )

@@ -1,10 +1,10 @@
 """Which engines serve a request. Pure: engines and credits in, a choice or a named reason out.
 
-Engines that may exchange KV have equal identities and form a class. In each class the least loaded
-prefill engine and the least loaded decode engine that fit are a pair; the least loaded pair wins.
+Engines that may exchange KV have equal identities and form a class, whatever their layouts. In each class the
+least loaded prefill engine and the least loaded decode engine that fit are a pair; the least loaded pair wins.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.proxy.credits import Ledger, blocks_round_up
@@ -147,7 +147,7 @@ def why_none(engines: Sequence[Entry], route: Route) -> PdserveError:
     if route is not Route.COLOCATED and roles[Role.PREFILL] and roles[Role.DECODE]:
         ours, theirs = roles[Role.PREFILL][0].card, roles[Role.DECODE][0].card
         differs = identity_difference(ours, theirs)
-        said = "; ".join(f"{name}: {what}" for name, what in differs.items())
+        said = f"{_said(differs)}; {_layouts(ours, theirs)}"
         return IncompatibleEngines(f"no prefill and decode engine may exchange KV: {said}", **differs)
     wanted = "no prefill and decode pair" if route is Route.SPLIT else "no engine"
     if route is Route.COLOCATED:
@@ -173,9 +173,17 @@ def unpaired_because(entry: Entry, engines: Sequence[Entry]) -> str:
     if any(card.identity == entry.card.identity for card in partners):
         return ""
     ours, theirs = entry.card, partners[0]
-    differs = identity_difference(ours, theirs)
-    said = "; ".join(f"{name}: {what}" for name, what in differs.items())
-    return f"no {other.value} engine shares its identity: {said}"
+    differs = _said(identity_difference(ours, theirs))
+    return f"no {other.value} engine shares its identity: {differs}; {_layouts(ours, theirs)}"
+
+
+def _said(differs: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {what}" for name, what in differs.items())
+
+
+def _layouts(ours: EngineCard, theirs: EngineCard) -> str:
+    """Both layouts, for whoever wants to make them fit."""
+    return "; ".join(f"{card.role.value}: {card.layout or 'a layout not told'}" for card in (ours, theirs))
 
 
 def _roomiest(entries: Iterable[Entry]) -> EngineCard:

@@ -136,6 +136,8 @@ class EngineCard:
     total_kv_tokens: int
     vocab_size: int = 0
     """Token ids are below it; 0: not known."""
+    layout: str = ""
+    """How its KV lies, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ class TransferFacts:
     offered_ns: int = 0
     accepted_ns: int = 0
     last_byte_ns: int = 0
+    lanes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ class Bounds:
     max_stop: int = 16
 
 
-def resolve_model(asked: str, served: Sequence[str]) -> str:
-    """The model's name; an empty one means the only model.
+def resolve_model(asked: str, served: Sequence[str], *, settled: bool = True) -> str:
+    """The model's name; an empty one means the only model. Not `settled`: there may be models not heard of yet.
 
     Raises:
-        NoEngines: no engine is registered at all.
+        NoEngines: no engine is registered at all, or none of that model yet.
         UnknownModel: not served.
         InvalidRequest: none was named and there are several.
     """
@@ -46,9 +46,10 @@ def resolve_model(asked: str, served: Sequence[str]) -> str:
         raise NoEngines("no engine is registered")
     if asked:
         if asked not in served:
-            raise UnknownModel(
-                f"no engine serves {asked[:MAX_REQUEST_ID]!r}; there is {', '.join(served)}", param="model"
-            )
+            name, others = repr(asked[:MAX_REQUEST_ID]), ", ".join(served)
+            if not settled:
+                raise NoEngines(f"no engine of {name} has registered since this proxy started; there is {others}")
+            raise UnknownModel(f"no engine serves {name}; there is {others}", param="model")
         return asked
     if len(served) > 1:
         raise InvalidRequest(f"name one of the models {', '.join(served)}", param="model")

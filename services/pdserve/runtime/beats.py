@@ -80,6 +80,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds of the sender's clock."""
     vocab_size: Count = 0
     """Token ids are below it; 0: not told."""
+    layout: str = ""
+    """How its KV lies, in words: for whoever reads why two engines do not fit."""
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):

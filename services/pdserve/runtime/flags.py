@@ -112,8 +112,9 @@ def from_mapping(config: type[C], values: Mapping[str, Any]) -> C:
 
 
 def _given(config: Any, args: argparse.Namespace, prefix: str) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(config)]
-    return {name: getattr(args, _dest(prefix + name)) for name in names if hasattr(args, _dest(prefix + name))}
+    hints = typing.get_type_hints(config)
+    names = [field.name for field in dataclasses.fields(config) if hasattr(args, _dest(prefix + field.name))]
+    return {name: _convert(hints[name], getattr(args, _dest(prefix + name))) for name in names}
 
 
 def _checked(config: Any, make: Callable[[], T]) -> T:

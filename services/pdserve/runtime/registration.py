@@ -93,13 +93,19 @@ class Registration:
             PdserveError: the proxy refused this engine before it ever took it: what it answered.
         """
         loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + self._config.beat_seconds
-            await self._beat(self._config.beat_seconds)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
-                    while True:
-                        self._answered((await self._socket.recv_multipart())[-1])
+        answer = asyncio.ensure_future(self._socket.recv_multipart())
+        try:
+            while True:
+                due = loop.time() + self._config.beat_seconds
+                await self._beat(self._config.beat_seconds)
+                # Not cancelled when the next beat is due: it may have taken an answer in that moment.
+                while (await asyncio.wait({answer}, timeout=max(due - loop.time(), 0.0)))[0]:
+                    self._answered(answer.result()[-1])
+                    answer = asyncio.ensure_future(self._socket.recv_multipart())
+                    if loop.time() >= due:
+                        break
+        finally:
+            answer.cancel()
 
     async def announce(self, state: State) -> None:
         """Tells the proxy, as soon as there is room and for at most 0.25 s: a proxy that is away hears nothing. Every

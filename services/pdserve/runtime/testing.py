@@ -27,7 +27,7 @@ class FakeProxy:
         """`host:port`, as --proxy takes it."""
         return self.endpoint.removeprefix("tcp://")
 
-    async def take(self, now: float, timeout: float = 5.0) -> tuple[bytes, Beat]:
+    async def take(self, now: float, timeout: float = 20.0) -> tuple[bytes, Beat]:
         """The next beat and who sent it; `now` in unix seconds."""
         async with asyncio.timeout(timeout):
             peer, frame = await self.socket.recv_multipart()
@@ -36,7 +36,7 @@ class FakeProxy:
             raise AssertionError(f"a stock instance registered: {beat}")
         return peer, beat
 
-    async def answer(self, reply: Reply, now: float, timeout: float = 5.0) -> Beat:
+    async def answer(self, reply: Reply, now: float, timeout: float = 20.0) -> Beat:
         """Answers the next beat, and returns it."""
         peer, beat = await self.take(now, timeout)
         await self.socket.send_multipart([peer, beats.encode_reply(reply)])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.api.kvd.v1 import peer_pb2, peer_pb2_grpc
 from pdserve.kvd.client import Accept, Begin, Offer
 from pdserve.kvd.notices import Chunk
 from pdserve.kvd.testing import FakeEngine, RunningNode, running_node
@@ -31,6 +32,15 @@ async def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"not so within {seconds} s"
         await asyncio.sleep(0.005)
+
+
+class Stranger(peer_pb2_grpc.PeerServiceServicer):
+    """Of a daemon that is made up, what a test does not care about."""
+
+    async def Lend(self, request_iterator: object, context: object) -> AsyncIterator[peer_pb2.LendResponse]:
+        """It lends nothing."""
+        raise NotImplementedError
+        yield peer_pb2.LendResponse()
 
 
 @dataclass

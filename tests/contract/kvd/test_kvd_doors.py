@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import struct
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,15 +13,19 @@ import grpc
 import msgspec
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
-from pdserve.kvd import memory_wire
+from pdserve.kvd import memory, memory_wire
+from pdserve.kvd.__main__ import parse
+from pdserve.kvd.callers import allowed, user_of
 from pdserve.kvd.client import Accept, Begin, Hello, Offer, Outcome, Participant
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.memory_wire import RegisterReply
 from pdserve.kvd.node import Node
-from pdserve.kvd.notices import Chunk
+from pdserve.kvd.notice_socket import NoticeSocket
+from pdserve.kvd.notices import Chunk, Notice, StepEnd, encode
 from pdserve.kvd.server import serving
 from pdserve.kvd.testing import FakeEngine, RunningKvd, plain_layout, running_kvd
 from pdserve.kvd.types import PROTOCOL, Layout, Mode, Span
@@ -78,7 +83,8 @@ BAD_MEMORY = {
     "device memory": (_message(kind="cuda"), "host memory"),
     "larger than the file": (_message(size=SIZE * 2), "in a file of"),
     "empty": (_message(size=0), "in a file of"),
-    "too small for its layout": (_message(size=SIZE // 2), "leaves its region"),
+    "much smaller than the file": (_message(size=SIZE // 2), "in a file of"),
+    "too small for its layout": (_message(layout=plain_layout(8, layers=1)), "leaves its region"),
     "too many blocks": (_message(layout=Layout(16, 1 << 40, ((Span(0, 1, 1),),))), "leaves its region"),
     "no layers": (_message(layout=Layout(16, 0, ())), "at least one"),
 }
@@ -134,6 +140,77 @@ async def test_memory_is_sealed_against_shrinking(kvd: RunningKvd) -> None:
     os.close(fd)
 
 
+async def test_a_memfd_that_cannot_be_sealed_is_refused(kvd: RunningKvd) -> None:
+    """One that was made without leave for seals could shrink under the daemon; told how to make it."""
+    fd = os.memfd_create("door")
+    os.ftruncate(fd, SIZE)
+    reply, sock = await _register(kvd, _message(), [fd])
+    assert (reply.ok, reply.reason) == (False, "INVALID_REQUEST")
+    assert "MFD_ALLOW_SEALING" in reply.error
+    assert not kvd.node.mapped
+    sock.close()
+    os.close(fd)
+    assert await works(kvd)
+
+
+async def test_a_memfd_that_its_maker_has_sealed_for_good_is_taken(kvd: RunningKvd) -> None:
+    """As our engines do: no further seal can be added, and none is needed."""
+    fd = _memfd()
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    reply, sock = await _register(kvd, _message(), [fd])
+    assert reply.ok, reply.error
+    sock.close()
+    os.close(fd)
+
+
+async def test_a_file_of_somebody_elses_making_is_trusted_not_to_shrink(kvd: RunningKvd) -> None:
+    """Shared memory that has no seals is not of our engines; it is taken, and that is logged."""
+    with tempfile.TemporaryFile(dir="/dev/shm") as file, capture_logs() as logs:
+        file.truncate(SIZE)
+        reply, sock = await _register(kvd, _message(), [file.fileno()])
+        assert reply.ok, reply.error
+        assert [entry for entry in logs if entry["event"] == "region_not_sealed"]
+        sock.close()
+        await kvd.node.until(lambda: not kvd.node.mapped, 5.0)
+
+
+async def test_memory_of_another_user_is_refused(kvd: RunningKvd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel's word on who has connected, before anything of it is read."""
+    others = os.geteuid() + 1
+    monkeypatch.setattr(memory, "user_of", lambda _: others)
+    fd = _memfd()
+    reply, sock = await _register(kvd, _message(), [fd])
+    assert (reply.ok, reply.reason) == (False, "UNAUTHENTICATED")
+    assert f"user {others} may not" in reply.error
+    assert await asyncio.to_thread(sock.recv, 10) == b""
+    sock.close()
+    os.close(fd)
+    assert not kvd.node.mapped
+    monkeypatch.undo()
+    assert await works(kvd)
+
+
+async def test_further_users_may_be_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --allow-uid; root and the daemon's own user always are."""
+    others = os.geteuid() + 1
+    monkeypatch.setattr(memory, "user_of", lambda _: others)
+    config, _ = parse(["--state-dir", str(tmp_path), "--allow-uid", str(others), "--allow-uid", "77"])
+    assert allowed(config.allow_uid) == {0, os.geteuid(), others, 77}
+    async with serving(config) as node:
+        fd = _memfd()
+        reply, sock = await _register(RunningKvd(node, config), _message(), [fd])
+        assert reply.ok, reply.error
+        sock.close()
+        os.close(fd)
+
+
+def test_the_kernel_says_who_has_connected() -> None:
+    """Of both ends of a pair: this process."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert user_of(ours) == user_of(theirs) == os.geteuid()
+
+
 async def test_a_connection_that_talks_on_is_ended(kvd: RunningKvd) -> None:
     """After its region a connection only lives: another message counts as its end."""
     fd = _memfd()
@@ -183,6 +260,29 @@ async def test_garbage_notices_are_counted_and_the_next_one_is_heard(kvd: Runnin
         await kvd.node.until(lambda: kvd.node.notices.malformed == 4, 5.0)
     push.close(0)
     context.term()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["own user", "another user"])
+async def test_notices_are_heard_of_allowed_users_alone(tmp_path: Path, ours: bool) -> None:
+    """What another user's process sends is not read, however often it connects."""
+    heard: asyncio.Queue[Notice] = asyncio.Queue()
+    door = NoticeSocket(tmp_path / "n", heard.put_nowait, {os.geteuid() if ours else os.geteuid() + 1})
+    door.start()
+    context = zmq.Context()
+    push = context.socket(zmq.PUSH)
+    try:
+        push.connect(f"ipc://{tmp_path}/n")
+        push.send(encode(StepEnd("e", 0, 1)), zmq.NOBLOCK)
+        if ours:
+            assert await asyncio.wait_for(heard.get(), 5.0) == StepEnd("e", 0, 1)
+        else:
+            await asyncio.sleep(0.5)  # there is no event of what is not heard
+            assert heard.empty()
+            assert not door.malformed
+    finally:
+        push.close(0)
+        context.term()
+        door.close()
 
 
 async def test_more_notices_than_one_turn_takes_are_all_read(kvd: RunningKvd) -> None:

@@ -9,124 +9,27 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from pdserve.kvd.config import NixlConfig
-from pdserve.kvd.plan import Runs
 from pdserve.kvd.transport.arena import Arena
-from pdserve.kvd.transport.nixl import NixlSession, NixlTransport
+from pdserve.kvd.transport.nixl import NixlTransport
 from pdserve.kvd.transport.nixl_wire import read_card
-from pdserve.kvd.transport.port import MappedRegion, Moved, RemoteRegion
+from pdserve.kvd.transport.port import Moved, RemoteRegion
 from pdserve.kvd.types import MemoryKind, RegionKey
 from pdserve.rpc.errors import TransferFailed
+from tests.contract.kvd.far_rig import SIZE, Nodes, count, everything, lives, paint, readers, region, some, until
 
-SIZE = 256 << 20
 TCP = NixlConfig(tls="tcp", stall=1.0)
 SERVER = Path(__file__).with_name("nixl_server.py")
+SMALL = 1 << 16
 
-
-def region(arena: Arena, name: str, fill: int, size: int = SIZE) -> MappedRegion:
-    """One rank's memory, every byte the same."""
-    fd = os.memfd_create(name)
-    try:
-        os.ftruncate(fd, size)
-        made = MappedRegion(RegionKey(name, 0), MemoryKind.HOST, size, arena.map(fd, size))
-    finally:
-        os.close(fd)
-    paint(arena, made, fill)
-    return made
-
-
-def paint(arena: Arena, at: MappedRegion, value: int) -> None:
-    """Sets every byte."""
-    view = arena.view(at.offset, at.size)
-    np.frombuffer(view, np.uint8)[:] = value
-    view.release()
-
-
-def count(arena: Arena, at: MappedRegion, value: int) -> int:
-    """How many bytes have this value."""
-    view = arena.view(at.offset, at.size)
-    found = int(np.count_nonzero(np.frombuffer(view, np.uint8) == value))
-    view.release()
-    return found
-
-
-def everything(block: int = 64 << 10) -> Runs:
-    """The whole region, block by block in an order of its own."""
-    order = np.random.default_rng(1).permutation(SIZE // block).astype(np.uint64) * np.uint64(block)
-    return Runs(order, order, np.full(len(order), block, np.uint64))
-
-
-def some(nbytes: int = 4096) -> Runs:
-    """The first bytes."""
-    return Runs(np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.full(1, nbytes, np.uint64))
-
-
-def readers() -> list[str]:
-    """The reading processes of this one that have not ended, as the system knows them."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            found += [
-                name
-                for name in (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if name.startswith(f"reads-{os.getpid()}-")
-            ]
-    return found
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Waits for what another process does."""
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110  # of another process there is no event
-            await asyncio.sleep(0)
-
-
-@dataclass
-class Nodes:
-    """Two daemons' transports, and a region of each: `src` holds sevens, `dst` zeros."""
-
-    arena: Arena
-    producer: NixlTransport
-    consumer: NixlTransport
-    src: MappedRegion
-    dst: MappedRegion
-
-    async def described(self) -> RemoteRegion:
-        """The source as the other node sees it."""
-        return RemoteRegion(self.src.key, self.src.kind, self.src.size, await self.producer.card(self.src))
-
-    async def reach(self) -> NixlSession:
-        """A session that has copied before, so that its lanes are up."""
-        session = await self.consumer.reach(await self.described(), self.dst)
-        await session.start(some()).wait()
-        paint(self.arena, self.dst, 0)
-        return session
-
-    @property
-    def serving(self) -> int:
-        """The process id of the producer's serving process."""
-        (process,) = self.producer.processes()
-        return process.pid
-
-    async def under_way(self) -> None:
-        """Waits until a copy of everything has brought its first block."""
-        view = self.arena.view(self.dst.offset + int(everything().dst[0]), 1)
-        await until(lambda: view[0] == 7)
-        view.release()
-
-    async def still(self) -> bool:
-        """Whether nothing is written: whatever would be has the time to."""
-        before = count(self.arena, self.dst, 7)
-        await asyncio.sleep(0.3)
-        return count(self.arena, self.dst, 7) == before
+Nixls = Nodes[NixlTransport]
 
 
 @pytest.fixture
@@ -137,28 +40,50 @@ def arena() -> Iterator[Arena]:
     made.close()
 
 
+@contextlib.asynccontextmanager
+async def two(arena: Arena, config: NixlConfig, size: int) -> AsyncIterator[Nixls]:
+    """Two daemons' transports, with regions of so many bytes."""
+    src, dst = region(arena, "p", 7, size), region(arena, "d", 0, size)
+    made = Nodes(arena, NixlTransport(arena, config), NixlTransport(arena, config), src, dst)
+    try:
+        yield made
+    finally:
+        await made.consumer.aclose()
+        await made.producer.aclose()
+
+
 @pytest.fixture
-async def nodes(arena: Arena) -> AsyncIterator[Nodes]:
-    """Over tcp, since only there a paused process stops the bytes."""
-    made = Nodes(
-        arena, NixlTransport(arena, TCP), NixlTransport(arena, TCP), region(arena, "p", 7), region(arena, "d", 0)
-    )
-    yield made
-    await made.consumer.aclose()
-    await made.producer.aclose()
+async def nodes(arena: Arena) -> AsyncIterator[Nixls]:
+    """Over tcp, since only there a paused process stops the bytes; so many of them that a copy has a middle."""
+    async with two(arena, TCP, SIZE) as made:
+        yield made
 
 
-async def test_what_carried_a_copy_is_told(nodes: Nodes) -> None:
+@pytest.fixture
+async def patient(arena: Arena) -> AsyncIterator[Nixls]:
+    """The same, but for a stall that does not come."""
+    async with two(arena, replace(TCP, stall=600.0), SIZE) as made:
+        yield made
+
+
+@pytest.fixture
+async def small(arena: Arena) -> AsyncIterator[Nixls]:
+    """64 KiB each, where no copy is to be caught in its middle: half a GiB takes its time to fill."""
+    async with two(arena, TCP, SMALL) as made:
+        yield made
+
+
+async def test_what_carried_a_copy_is_told(small: Nixls) -> None:
     """The lanes that UCX says it reads over come with each copy, and are shown with the process."""
-    session = await nodes.consumer.reach(await nodes.described(), nodes.dst)
+    session = await small.consumer.reach(await small.described(), small.dst)
     moved = await session.start(some()).wait()
     assert moved.lanes.startswith("tcp/")
-    (process,) = nodes.consumer.processes()
+    (process,) = small.consumer.processes()
     assert process.lanes == moved.lanes
     await session.close()
 
 
-async def test_a_peer_that_dies_fails_its_copies_and_no_others(nodes: Nodes, arena: Arena) -> None:
+async def test_a_peer_that_dies_fails_its_copies_and_no_others(nodes: Nixls, arena: Arena) -> None:
     """Killed in the middle of a copy: it fails with a reason and writes nothing later; another peer's goes on."""
     third = NixlTransport(arena, TCP)
     other_src, other_dst = region(arena, "p2", 9), region(arena, "d2", 0)
@@ -178,7 +103,9 @@ async def test_a_peer_that_dies_fails_its_copies_and_no_others(nodes: Nodes, are
     await third.aclose()
 
 
-async def test_a_peer_that_falls_silent_fails_its_copies_and_writes_nothing_when_it_is_back(nodes: Nodes) -> None:
+async def test_a_peer_that_falls_silent_fails_its_copies_and_writes_nothing_when_it_is_back(
+    nodes: Nixls,
+) -> None:
     """Paused in the middle of a copy: it fails after the stall; once the peer goes on, the blocks stay as they are."""
     session = await nodes.reach()
     copy = session.start(everything())
@@ -194,17 +121,13 @@ async def test_a_peer_that_falls_silent_fails_its_copies_and_writes_nothing_when
     await session.close()
 
 
-async def test_closing_a_session_does_not_wait_for_a_silent_peer(arena: Arena) -> None:
+async def test_closing_a_session_does_not_wait_for_a_silent_peer(patient: Nixls) -> None:
     """Its copies become terminal, long before the stall would end them, and nothing writes any more. What the peer had
     sent before it fell silent may complete the blocks that were asked for: then it ended early, else it failed."""
-    slow = replace(TCP, stall=600.0)
-    nodes = Nodes(
-        arena, NixlTransport(arena, slow), NixlTransport(arena, slow), region(arena, "p", 7), region(arena, "d", 0)
-    )
-    session = await nodes.reach()
+    session = await patient.reach()
     copy = session.start(everything())
-    await nodes.under_way()
-    serving = nodes.serving
+    await patient.under_way()
+    serving = patient.serving
     os.kill(serving, signal.SIGSTOP)
     await asyncio.wait_for(session.close(), 10)
     (end,) = await asyncio.gather(copy.wait(), return_exceptions=True)
@@ -214,15 +137,31 @@ async def test_closing_a_session_does_not_wait_for_a_silent_peer(arena: Arena) -
     else:
         assert isinstance(end, TransferFailed)
         assert "closed session" in end.message
-    paint(arena, nodes.dst, 0)
+    paint(patient.arena, patient.dst, 0)
     os.kill(serving, signal.SIGCONT)
-    assert await nodes.still()
-    assert count(arena, nodes.dst, 7) == 0
-    await nodes.consumer.aclose()
-    await nodes.producer.aclose()
+    assert await patient.still()
+    assert count(patient.arena, patient.dst, 7) == 0
 
 
-async def test_a_cancelled_copy_ends_in_the_middle(nodes: Nodes) -> None:
+async def test_closing_a_session_whose_copies_wait_leaves_those_before_them(patient: Nixls) -> None:
+    """They end at once, though the peer is silent; the copy that they waited for comes to its end once it is back."""
+    session, described = await patient.reach(), await patient.described()
+    other = await patient.consumer.reach(described, region(patient.arena, "d2", 0))
+    copy = session.start(everything())
+    await patient.under_way()
+    serving = patient.serving
+    os.kill(serving, signal.SIGSTOP)
+    waiting = [other.start(everything()), other.start(some())]
+    await asyncio.wait_for(other.close(), 10)
+    for one in waiting:
+        moved = await one.wait()
+        assert (moved.nbytes, moved.cancelled) == (0, True)
+    os.kill(serving, signal.SIGCONT)
+    assert (await asyncio.wait_for(copy.wait(), 10)).nbytes == SIZE
+    await session.close()
+
+
+async def test_a_cancelled_copy_ends_in_the_middle(nodes: Nixls) -> None:
     """It ends with some of its bytes, says how many, and nothing of it writes later."""
     session = await nodes.reach()
     copy = session.start(everything())
@@ -236,7 +175,7 @@ async def test_a_cancelled_copy_ends_in_the_middle(nodes: Nodes) -> None:
     await session.close()
 
 
-async def test_a_serving_process_that_dies_is_replaced_with_the_next_card(nodes: Nodes) -> None:
+async def test_a_serving_process_that_dies_is_replaced_with_the_next_card(nodes: Nixls) -> None:
     """The daemon lives; the old card reaches nothing, a new one does."""
     session = await nodes.reach()
     stale = await nodes.described()
@@ -248,20 +187,13 @@ async def test_a_serving_process_that_dies_is_replaced_with_the_next_card(nodes:
     fresh = await nodes.described()
     assert fresh.card != stale.card
     with pytest.raises(TransferFailed):
-        await reads(nodes, stale)
-    assert (await reads(nodes, fresh)).nbytes == 4096
+        await nodes.reads(stale)
+    assert (await nodes.reads(fresh)).nbytes == 4096
 
 
-async def reads(nodes: Nodes, src: RemoteRegion) -> Moved:
-    """Opens a session, copies something, and closes it."""
-    session = await nodes.consumer.reach(src, nodes.dst)
-    try:
-        return await asyncio.wait_for(session.start(some()).wait(), 20)
-    finally:
-        await session.close()
-
-
-async def test_a_reading_process_that_dies_fails_its_copies_and_the_next_session_has_another(nodes: Nodes) -> None:
+async def test_a_reading_process_that_dies_fails_its_copies_and_the_next_session_has_another(
+    nodes: Nixls,
+) -> None:
     """Whatever ends it: the copy fails once it is gone, a copy of the dead session is refused, a new session works."""
     session = await nodes.reach()
     copy = session.start(everything())
@@ -273,11 +205,11 @@ async def test_a_reading_process_that_dies_fails_its_copies_and_the_next_session
     assert await nodes.still()
     with pytest.raises(TransferFailed, match="ended by itself"):
         session.start(some())
-    assert (await reads(nodes, await nodes.described())).nbytes == 4096
+    assert (await nodes.reads(await nodes.described())).nbytes == 4096
     await session.close()
 
 
-async def test_a_late_read_of_memory_that_was_forgotten_harms_nobody(nodes: Nodes) -> None:
+async def test_a_late_read_of_memory_that_was_forgotten_harms_nobody(nodes: Nixls) -> None:
     """What is read is void, and the serving process goes on with the other regions."""
     session = await nodes.reach()
     stays = region(nodes.arena, "stays", 5, 4096)
@@ -290,7 +222,7 @@ async def test_a_late_read_of_memory_that_was_forgotten_harms_nobody(nodes: Node
     assert count(nodes.arena, nodes.dst, 7) == 0
     assert nodes.serving == serving
     card = await nodes.producer.card(stays)
-    assert (await reads(nodes, RemoteRegion(stays.key, stays.kind, stays.size, card))).nbytes == 4096
+    assert (await nodes.reads(RemoteRegion(stays.key, stays.kind, stays.size, card))).nbytes == 4096
     await session.close()
 
 
@@ -299,39 +231,39 @@ async def test_a_late_read_of_memory_that_was_forgotten_harms_nobody(nodes: Node
     [
         (b"", "not a card of nixl"),
         (b"gpu_ipc:0000:17:00.0", "not a card of nixl"),
-        (msgspec.msgpack.encode(("pdserve.nixl.9", "a", 0, SIZE, b"")), "pdserve.nixl.9"),
-        (msgspec.msgpack.encode(("pdserve.nixl.1", "a", 0, SIZE - 1, b"")), "a card of"),
-        (msgspec.msgpack.encode(("pdserve.nixl.1", "a", 0, SIZE, os.urandom(300))), "nixl"),
+        (msgspec.msgpack.encode(("pdserve.nixl.9", "a", 0, SMALL, b"")), "pdserve.nixl.9"),
+        (msgspec.msgpack.encode(("pdserve.nixl.1", "a", 0, SMALL - 1, b"")), "a card of"),
+        (msgspec.msgpack.encode(("pdserve.nixl.1", "a", 0, SMALL, os.urandom(300))), "nixl"),
     ],
     ids=["empty", "another transport's", "another version", "too small", "garbage within"],
 )
-async def test_what_is_no_card_is_refused_and_leaves_nothing(nodes: Nodes, card: bytes, why: str) -> None:
+async def test_what_is_no_card_is_refused_and_leaves_nothing(small: Nixls, card: bytes, why: str) -> None:
     """By a typed error that says why; no process stays."""
     with pytest.raises(TransferFailed, match=why):
-        await nodes.consumer.reach(RemoteRegion(nodes.src.key, MemoryKind.HOST, SIZE, card), nodes.dst)
+        await small.consumer.reach(RemoteRegion(small.src.key, MemoryKind.HOST, SMALL, card), small.dst)
     assert readers() == []
 
 
-async def test_an_opening_that_is_given_up_leaves_nothing(nodes: Nodes) -> None:
+async def test_an_opening_that_is_given_up_leaves_nothing(small: Nixls) -> None:
     """Cancelled while its process starts: the process is ended."""
-    opening = asyncio.create_task(nodes.consumer.reach(await nodes.described(), nodes.dst))
+    opening = asyncio.create_task(small.consumer.reach(await small.described(), small.dst))
     for _ in range(5):
         await asyncio.sleep(0)
     opening.cancel()
     await asyncio.wait([opening])
     assert opening.cancelled()
     assert readers() == []
-    assert (await reads(nodes, await nodes.described())).nbytes == 4096
+    assert (await small.reads(await small.described())).nbytes == 4096
 
 
-async def test_the_last_session_takes_its_process_along(nodes: Nodes) -> None:
+async def test_the_last_session_takes_its_process_along(small: Nixls) -> None:
     """Two sessions share the process of a peer; it ends with the second."""
-    described = await nodes.described()
-    other_dst = region(nodes.arena, "d3", 0)
+    described = await small.described()
+    other_dst = region(small.arena, "d3", 0, SMALL)
     first, second = await asyncio.gather(
-        nodes.consumer.reach(described, nodes.dst), nodes.consumer.reach(described, other_dst)
+        small.consumer.reach(described, small.dst), small.consumer.reach(described, other_dst)
     )
-    assert len(readers()) == len(nodes.consumer.processes()) == 1
+    assert len(readers()) == len(small.consumer.processes()) == 1
     await first.close()
     await first.close()
     assert (await second.start(some()).wait()).nbytes == 4096
@@ -339,15 +271,7 @@ async def test_the_last_session_takes_its_process_along(nodes: Nodes) -> None:
     assert readers() == []
 
 
-def lives(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody has waited for yet has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def test_a_daemon_that_is_killed_takes_its_nixl_processes_along(nodes: Nodes) -> None:
+async def test_a_daemon_that_is_killed_takes_its_nixl_processes_along(nodes: Nixls) -> None:
     """The other daemon as a process, killed in the middle of a copy: the copy fails, its serving process is gone."""
     server = await asyncio.create_subprocess_exec(
         sys.executable, str(SERVER), str(SIZE), stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.PIPE

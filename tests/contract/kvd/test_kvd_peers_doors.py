@@ -4,20 +4,26 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from pdserve.api.kvd.v1 import peer_pb2, peer_pb2_grpc
 from pdserve.kvd.client import Outcome
-from pdserve.kvd.config import KvdConfig
-from pdserve.kvd.peers import network, proof
+from pdserve.kvd.config import INSECURE_LOOPBACK_KEY, KvdConfig
+from pdserve.kvd.peers import door, network, proof, streams
 from pdserve.kvd.peers.config import PeerConfig
+from pdserve.kvd.peers.link import LinkState
+from pdserve.kvd.peers.messages import Greeting
 from pdserve.kvd.testing import FakeEngine, RunningNode, running_node
+from pdserve.kvd.types import PROTOCOL
 from pdserve.rpc.errors import ConfigError
 from pdserve.rpc.status import to_error
 from pdserve.runtime.config import ClusterKey
-from tests.contract.kvd.peers_rig import Pair, new_id, until
+from pdserve.runtime.signing import Signer
+from tests.contract.kvd.peers_rig import Pair, Stranger, new_id, until
 
 KEY, OTHER_KEY = b"the key of this cluster", b"the key of another one"
 GIVEN = ClusterKey(KEY, given=True)
@@ -55,7 +61,7 @@ async def test_a_greeting_that_was_overheard_is_worth_nothing() -> None:
     async with running_node() as a, running_node() as b:
         assert (await hand_over(a, b))[0] is Outcome.LANDED
         (link,) = b.kvd.node.desk.links
-        signed = b.kvd.node.network._greeting(link)
+        signed = b.kvd.node.network.greeter.greeting(link)
         overheard = proof.sign(b.kvd.signer, signed, proof.new_nonce())
         assert await refusal(a, overheard) == "TICKET_FORGED"
         assert await refusal(a, b"") == "TICKET_FORGED"
@@ -65,10 +71,10 @@ async def refusal(node: RunningNode, greeting: bytes | None) -> str:
     """The reason that ends a stream with this greeting; None says nothing."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{node.kvd.node.network.port}") as channel:
         call = peer_pb2_grpc.PeerServiceStub(channel).Connect()
-        await call.read()
-        if greeting is not None:
-            await call.write(peer_pb2.ConnectRequest(greeting=peer_pb2.SignedGreeting(signed=greeting)))
         try:
+            await call.read()
+            if greeting is not None:
+                await call.write(peer_pb2.ConnectRequest(greeting=peer_pb2.SignedGreeting(signed=greeting)))
             while await call.read() is not grpc.aio.EOF:
                 pass
         except grpc.aio.AioRpcError as error:
@@ -82,6 +88,90 @@ async def test_a_caller_that_says_nothing_is_let_go() -> None:
         assert await refusal(a, None) == "INVALID_REQUEST"
 
 
+async def test_a_greeting_that_is_too_long_is_refused_as_such() -> None:
+    """A stranger's first word is bounded; what is longer than a greeting is not looked into."""
+    async with running_node() as a, asyncio.timeout(10.0):
+        with capture_logs() as logs:
+            assert await refusal(a, bytes(door.FIRST_BYTES)) == "INVALID_REQUEST"
+            assert await refusal(a, bytes(door.FIRST_BYTES // 2)) == "TICKET_FORGED"
+        assert len([entry for entry in logs if entry["event"] == "peer_refused"]) == 1
+
+
+async def test_strangers_are_bounded_in_number() -> None:
+    """Further ones are turned away at once; whoever proves who it is, or leaves, makes room; peers are not counted."""
+    settings = PeerConfig(listen="127.0.0.1:0", strangers=2)
+    async with running_node(peer=settings) as a, running_node() as b, asyncio.timeout(20.0):
+        target = f"127.0.0.1:{a.kvd.node.network.port}"
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = peer_pb2_grpc.PeerServiceStub(channel)
+            silent = [stub.Connect(), stub.Lend()]
+            for call in silent:
+                assert await call.read() is not grpc.aio.EOF  # type: ignore[attr-defined]  # both are calls
+            assert await refusal(a, None) == "OVERLOADED"
+            silent[0].cancel()  # type: ignore[attr-defined]
+            await until(lambda: a.kvd.node.network._door.strangers == 1)
+            assert (await hand_over(a, b))[0] is Outcome.LANDED
+            assert a.kvd.node.network._door.strangers == 1
+            silent[1].cancel()  # type: ignore[attr-defined]
+        await until(lambda: not a.kvd.node.network._door.strangers)
+
+
+class Mute(Stranger):
+    """Is of the cluster, promises to speak, and says nothing more; its kernel and gRPC answer all the same."""
+
+    def __init__(self, beat_ms: int) -> None:
+        self.address = ""
+        self.calls = 0
+        self._beat_ms = beat_ms
+
+    async def Connect(self, request_iterator: Any, context: object) -> AsyncIterator[peer_pb2.ConnectResponse]:
+        """See peer.proto."""
+        self.calls += 1
+        if self.calls > 1:
+            await asyncio.Event().wait()
+        nonce, signer = proof.new_nonce(), Signer(INSECURE_LOOPBACK_KEY)
+        yield peer_pb2.ConnectResponse(challenge=peer_pb2.Challenge(nonce=nonce, address=self.address))
+        first = await anext(request_iterator)
+        _, theirs = proof.check(signer, first.greeting.signed, nonce)
+        greeting = Greeting("mute", "", PROTOCOL, "mute", self.address, "boot", 0, 0, 1, beat_ms=self._beat_ms)
+        yield peer_pb2.ConnectResponse(welcome=peer_pb2.SignedGreeting(signed=proof.sign(signer, greeting, theirs)))
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("beat_ms", [20, 0])
+async def test_a_daemon_that_hangs_behind_a_living_connection_is_given_up(beat_ms: int) -> None:
+    """Its silence is noticed, also where it has not said how often it speaks, and after the grace the link is lost."""
+    server, mute = grpc.aio.server(), Mute(beat_ms)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(mute, server)
+    mute.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        settings = PeerConfig(listen="127.0.0.1:0", silence=0.3)
+        async with running_node(peer=settings, grace=0.3) as a, asyncio.timeout(20.0):
+            node = a.kvd.node
+            with capture_logs() as logs:
+                link = node.desk.links.towards(mute.address, node.now())
+                node.network.kick(node.now())
+                await until(lambda: link.state is LinkState.OPEN)
+                await until(lambda: not len(node.desk.links), 5.0)
+                (lost,) = [entry for entry in logs if entry["event"] == "peer_lost"]
+                assert "it has said nothing for" in lost["detail"]
+            assert node.desk.lost == 1
+            assert not node.defects
+    finally:
+        await server.stop(0)
+
+
+async def test_idle_daemons_stay_linked() -> None:
+    """Each speaks while it has nothing to say: for longer than the silence that is borne."""
+    settings = PeerConfig(listen="127.0.0.1:0", silence=0.2)
+    async with running_node(peer=settings) as a, running_node(peer=settings) as b:
+        assert (await hand_over(a, b))[0] is Outcome.LANDED
+        await asyncio.sleep(4.0)  # three pauses, which is the least that is borne, and one
+        assert [link.resumed for node in (a, b) for link in node.kvd.node.desk.links] == [0, 0]
+        assert (await hand_over(a, b))[0] is Outcome.LANDED
+
+
 async def test_a_daemon_under_another_address_than_was_called_is_refused() -> None:
     """One pair has one stream only if both mean the same by an address: the call is given up, and says so."""
     async with running_node() as a, running_node() as b, FakeEngine(a.kvd, seed=1) as p, FakeEngine(b.kvd, seed=2) as d:
@@ -92,7 +182,7 @@ async def test_a_daemon_under_another_address_than_was_called_is_refused() -> No
         assert "says that it is at another:1" in end.detail
 
 
-class Leaves(peer_pb2_grpc.PeerServiceServicer):
+class Leaves(Stranger):
     """Challenges, and is gone."""
 
     async def Connect(self, request_iterator: object, context: object) -> AsyncIterator[peer_pb2.ConnectResponse]:
@@ -106,16 +196,16 @@ async def test_a_stream_that_is_over_before_the_greeting_is_a_call_that_came_to_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As any other: it is logged, and called again after a pause."""
-    read = network._read
+    read = streams.answer
 
-    async def read_late(call: network._Call) -> peer_pb2.ConnectResponse:
+    async def read_late(call: streams.Call) -> peer_pb2.ConnectResponse:
         message = await read(call)
         await call.wait_for_connection()
         while not call.done():  # noqa: ASYNC110  # grpc's own tasks end it
             await asyncio.sleep(0)
         return message
 
-    monkeypatch.setattr(network, "_read", read_late)
+    monkeypatch.setattr(network, "answer", read_late)
     server, leaves = grpc.aio.server(), Leaves()
     peer_pb2_grpc.add_PeerServiceServicer_to_server(leaves, server)
     leaves.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -201,6 +291,8 @@ async def test_a_peer_of_another_authority_is_refused(authority: Authority, tmp_
         ({"address": "10.0.0.1:1"}, True, True, "--peer-listen"),
         ({"listen": "10.0.0.1:1", "tls_cert": Path("c")}, True, True, "all of"),
         ({"listen": "127.0.0.1:0", "connect": 0}, True, True, "above 0"),
+        ({"listen": "127.0.0.1:0", "silence": 0}, True, True, "above 0"),
+        ({"listen": "127.0.0.1:0", "strangers": 0}, True, True, "above 0"),
     ],
 )
 def test_what_cannot_work_or_is_open_to_everybody_is_refused_at_the_start(

@@ -8,26 +8,32 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pdserve.kvd.config import NixlConfig
-from pdserve.kvd.plan import Runs
+from pdserve.kvd.config import MoriConfig, NixlConfig
+from pdserve.kvd.plan import Planner, Runs
+from pdserve.kvd.reshard import Share
 from pdserve.kvd.testing import Fault, FaultPlan
+from pdserve.kvd.testing.mori import to_env
 from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.mori import MoriTransport
+from pdserve.kvd.transport.mori_process import Library
 from pdserve.kvd.transport.mover import MakeMover, PythonMover, make_mover
 from pdserve.kvd.transport.nixl import NixlTransport
 from pdserve.kvd.transport.port import MappedRegion, Session, Transport
 from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.transport.sim import SimTransport
-from pdserve.kvd.types import MemoryKind, RegionKey
+from pdserve.kvd.types import Division, Layout, MemoryKind, Part, RegionKey, Span
 from pdserve.rpc.errors import TransferFailed
 
 SIZE = 1 << 20
-MakeTransport = Callable[[Arena], Transport]
+MakeTransport = Callable[[Arena, Library], Transport]
+"""In an arena; the library is mori's fake."""
 
 TRANSPORTS: dict[str, MakeTransport] = {
-    "shm": ShmTransport,
-    "sim": lambda arena: SimTransport(arena, bandwidth=1e9, delay=0.001),
-    "nixl": lambda arena: NixlTransport(arena, NixlConfig()),
-    "nixl over tcp": lambda arena: NixlTransport(arena, NixlConfig(tls="tcp")),
+    "shm": lambda arena, _: ShmTransport(arena),
+    "sim": lambda arena, _: SimTransport(arena, bandwidth=1e9, delay=0.001),
+    "nixl": lambda arena, _: NixlTransport(arena, NixlConfig()),
+    "mori on its fake": lambda arena, forked: MoriTransport(arena, MoriConfig(), forked, to_env()),
+    "nixl over tcp": lambda arena, _: NixlTransport(arena, NixlConfig(tls="tcp")),
 }
 
 
@@ -64,9 +70,9 @@ MOVERS: dict[str, MakeMover] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each transport with each mover that it uses: nixl copies in processes of its own, without one."""
+    """Each transport with each mover that it uses: nixl and mori copy in processes of their own, without one."""
     if "transport" in metafunc.fixturenames:
-        ways = [(mover, name) for name in TRANSPORTS for mover in MOVERS if "nixl" not in name or mover != "python"]
+        ways = [(mover, name) for name in TRANSPORTS for mover in MOVERS if mover != "python" or name in ("shm", "sim")]
         metafunc.parametrize(("rig", "transport"), ways, indirect=True)
     elif "rig" in metafunc.fixturenames:
         metafunc.parametrize("rig", list(MOVERS), indirect=True)
@@ -81,9 +87,9 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 @pytest.fixture
-async def transport(request: pytest.FixtureRequest, rig: Rig) -> AsyncIterator[Transport]:
+async def transport(request: pytest.FixtureRequest, rig: Rig, forked: Library) -> AsyncIterator[Transport]:
     """Each transport in turn; those that reach other nodes reach this one."""
-    made = TRANSPORTS[request.param](rig.arena)
+    made = TRANSPORTS[request.param](rig.arena, forked)
     yield made
     await made.aclose()
 
@@ -122,6 +128,29 @@ async def test_copies_these_bytes_and_no_others(transport: Transport, rig: Rig, 
     assert (moved.nbytes, moved.cancelled) == (plan.total, False)
     assert moved.ns > 0
     await session.close()
+
+
+async def test_blocks_are_taken_apart_and_put_together(transport: Transport, rig: Rig) -> None:
+    """Blocks of 16 tokens with one of two heads into blocks of 48 with both: a run for each token."""
+    src = _tokens_of_heads(0, 1, 16, 64)
+    dst = _tokens_of_heads(0, 2, 48, 16)
+    random = np.random.default_rng(7)
+    blocks = random.permutation(64)[:45].tolist(), random.permutation(16)[:15].tolist()
+    plan = Planner(src, dst, Share(0, 0, 0, 1)).plan([0], blocks[0], np.repeat(blocks[1], 3).tolist())
+    assert len(plan) == 45 * 16
+    expected = applied(rig, plan)
+    session = await transport.open(rig.src, rig.dst)
+    moved = await session.start(plan).wait()
+    assert moved.nbytes == 45 * 16 * 256
+    assert (rig.bytes_of(rig.dst) == expected).all()
+    await session.close()
+
+
+def _tokens_of_heads(first: int, heads: int, block_size: int, num_blocks: int) -> Layout:
+    """Token after token, 256 bytes a head."""
+    length = block_size * heads * 256
+    division = Division(first, heads, 2, (Part("kv", 0, 0, heads * 256, 256, 1, 0, 256),))
+    return Layout(block_size, num_blocks, ((Span(0, length, length),),), division)
 
 
 async def test_nothing_to_copy_is_done_at_once(transport: Transport, rig: Rig) -> None:
@@ -173,14 +202,15 @@ async def test_after_close_nothing_is_written_and_nothing_waits(transport: Trans
 
 
 async def test_a_cancelled_copy_is_terminal_and_says_so(transport: Transport, rig: Rig) -> None:
-    """Cancelled behind another one: it ends early, moved less than asked, and writes nothing later."""
+    """Cancelled behind others: it ends early, moved less than asked, and writes nothing later."""
     session = await transport.open(rig.src, rig.dst)
-    ahead = session.start(scattered(1, 4096, 250))
+    ahead = [session.start(scattered(i, 4096, 250)) for i in range(20)]
     copy = session.start(runs((0, 0, SIZE)))
     copy.cancel()
     copy.cancel()
     moved = await asyncio.wait_for(copy.wait(), 5)
-    await ahead.wait()
+    for one in ahead:
+        await one.wait()
     assert moved.cancelled
     assert moved.nbytes < SIZE
     await session.close()

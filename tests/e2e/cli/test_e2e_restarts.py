@@ -57,12 +57,16 @@ def served(launch: "Callable[..., Up]") -> Iterator[Served]:
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_that_is_killed_comes_back(served: Served, name: str) -> None:
     """Another process at the same place: a new engine with a new id, a new kvd with a new epoch, the same engines at a
-    new proxy. Nobody else is restarted, no block is held, and the same client is answered right."""
+    new proxy. Nobody else is restarted, no block is held, and the same client is answered right: what it asks in the
+    moment of the death too, however long that takes."""
     print(f"PDSERVE_TEST_SEED={SEED}")
     prompt = "".join(random.Random(f"{SEED} {name}").choices("etaoin shrdlu", k=120))
     before = served.up.ready()
     ids, epoch = whole.engines(before), whole.kvd(before).kvd_epoch
+    right = served.client.generate(f"at once {prompt}", max_tokens=16, temperature=0, route="colocated")
     os.kill(before.processes[name], signal.SIGKILL)
+    asked = served.client.generate(f"at once {prompt}", max_tokens=16, temperature=0)
+    assert asked.token_ids == right.token_ids
     after = whole.again(served.up, name, 1, BACK_S)
     assert {one for one in before.processes if before.processes[one] != after.processes[one]} == {name}
     assert (after.grpc, after.http, after.kvd) == (before.grpc, before.http, before.kvd)

@@ -1,11 +1,13 @@
 """`pdserve up` with the sim engine: real kvd, engines and proxy, each a process of its own."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from pdserve.cli import deployment
-from pdserve.client import Client, ConfigError, Retry
+from pdserve.client import Client, ConfigError, Draining, Retry, Unavailable
 
 PDSERVE = (sys.executable, "-m", "pdserve.cli")
 READY = 40.0
@@ -167,13 +169,37 @@ def test_ctrl_c_drains_and_leaves_nothing(state_dir: Path) -> None:
     assert "draining" in up.out.read_text()
 
 
+SLOW = ("--", "--sim-cost-decode-base", "0.05")
+"""An engine whose answer of 64 tokens takes more than 3 s."""
+
+
+def test_a_second_ctrl_c_ends_what_runs_with_its_reason(state_dir: Path) -> None:
+    """DRAINING, which says that another proxy may answer, and not a bare UNAVAILABLE; status 0, and no process."""
+    up = start(state_dir, *SLOW)
+    record = up.record()
+    with Client(record["grpc"], retry=Retry(attempts=1)) as client, client.stream("x", max_tokens=1000) as stream:
+        next(stream)
+        up.process.send_signal(signal.SIGINT)
+        wait_for(up, "proxy: draining")
+        up.process.send_signal(signal.SIGINT)
+        with pytest.raises(Draining, match="stopped"):
+            stream.completion()
+    assert up.process.wait(READY) == 0, up.out.read_text()
+    assert gone(list(record["processes"].values()))
+
+
+def wait_for(up: Up, words: str) -> None:
+    """Returns when it has said that."""
+    deadline = time.monotonic() + READY
+    while words not in up.out.read_text():
+        assert time.monotonic() < deadline, up.out.read_text()
+        time.sleep(0.02)
+
+
 def test_ctrl_c_while_starting_leaves_nothing(state_dir: Path) -> None:
     """SIGINT before anything serves: exit status 130 and no process, as after a drain."""
     up = start(state_dir)
-    deadline = time.monotonic() + READY
-    while "prefill-0: starting" not in up.out.read_text():
-        assert time.monotonic() < deadline, up.out.read_text()
-        time.sleep(0.02)
+    wait_for(up, "prefill-0: starting")
     assert up.end(signal.SIGINT) == 130
     ours = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(state_dir).encode() in _read(path)]
     assert ours == []
@@ -184,6 +210,43 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""  # it has just ended
+
+
+def test_two_that_start_at_once_do_not_meet(state_dir: Path) -> None:
+    """Both want the same ports, before any service of either listens: both serve, one at other ports, and it says so;
+    each routes to its own engines."""
+    wanted = {"gRPC": "--grpc-port", "HTTP": "--http-port", "traces": "--traces-port"}
+    with contextlib.ExitStack() as stack:
+        holds = [stack.enter_context(socket.socket()) for _ in wanted]
+        for hold in holds:
+            hold.bind(("127.0.0.1", 0))
+        ports = [str(hold.getsockname()[1]) for hold in holds]
+    flags = [word for flag, port in zip(wanted.values(), ports, strict=True) for word in (flag, port)]
+    folders = [state_dir / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    ups = [start(folder, *flags) for folder in folders]
+    try:
+        records = [up.record() for up in ups]
+        for face, key, port in zip(wanted, ("grpc", "http", "traces"), ports, strict=True):
+            at = [record[key] for record in records]
+            assert len(set(at)) == 2
+            assert sum(where.endswith(f":{port}") for where in at) == 1, at
+            moved = ups[0 if at[1].endswith(f":{port}") else 1]
+            assert f"port {port} is taken: {face} is on " in moved.out.read_text()
+        ids = []
+        for record in records:
+            with Client(record["grpc"], retry=Retry(attempts=1)) as client:
+                answer = client.generate("a" * 100, max_tokens=4, temperature=0)
+                ids.append({engine.engine_id for engine in client.topology().engines})
+            assert {answer.prefill_engine_id, answer.decode_engine_id} == ids[-1]
+        assert not ids[0] & ids[1]
+        for up in ups:
+            assert up.end(signal.SIGINT) == 0, up.out.read_text()
+    finally:
+        for up in ups:
+            up.process.kill()
+            up.process.wait()
 
 
 def test_a_death_is_named_and_ends_the_deployment(state_dir: Path) -> None:
@@ -200,23 +263,59 @@ def test_a_death_is_named_and_ends_the_deployment(state_dir: Path) -> None:
 
 
 def test_an_engine_that_cannot_start_is_named(state_dir: Path) -> None:
-    """An engine argument that the engine refuses ends `up` with the engine's own words."""
+    """An engine argument that the engine refuses ends `up` with the engine's own words, as a wrong setting."""
     up = start(state_dir, "--", "--sim-layers", "0")
     assert up.process.wait(READY) == 1
     out = up.out.read_text()
-    assert "ended with status 2" in out
+    assert re.search(r"^pdserve: (prefill|decode)-0 .* ended with status 2; .* \(CONFIG\)$", out, re.MULTILINE), out
     assert "layers must be at least 1" in out
 
 
-def test_when_we_are_killed_the_processes_end_too(state_dir: Path) -> None:
-    """kill -9 of `pdserve up` itself: nothing stays behind, and the folder can be used again."""
+def test_failpoints_name_their_process(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not is refused before anything starts. kvd's strikes the first hand-over and no later one, in its
+    process alone; a point that each process has is off in all but the one that is named."""
+    monkeypatch.setenv("PDSERVE_FAILPOINTS", "kvd.post=1*error(TRANSFER_FAILED)")
+    said = run("up", "--engine", "sim", "--state-dir", str(state_dir))
+    assert said.returncode == 1
+    assert "'kvd.post=1*error(TRANSFER_FAILED)' names no process of the deployment" in said.stderr
+    assert "kvd, prefill-0, decode-0, proxy (CONFIG)" in said.stderr
+    monkeypatch.setenv("PDSERVE_FAILPOINTS", "kvd:kvd.post=1*error(TRANSFER_FAILED);prefill-0:clock=return(2)")
     up = start(state_dir)
-    pids = up.record()["processes"]
-    assert up.end(signal.SIGKILL) == -signal.SIGKILL
+    with Client(up.record()["grpc"], retry=Retry(attempts=1)) as client:
+        first, second = (client.generate(text * 100, max_tokens=4, on_failure="recompute") for text in "ab")
+    assert (first.fallbacks, second.fallbacks) == (1, 0)
+    armed = {log.stem: log.read_text().count("failpoint_armed") for log in (state_dir / "logs").glob("*.log")}
+    assert {name: count for name, count in armed.items() if count} == {"kvd": 1, "prefill-0": 1}
+    assert up.end(signal.SIGINT) == 0, up.out.read_text()
+
+
+def test_when_we_are_killed_the_processes_drain_and_end(state_dir: Path) -> None:
+    """kill -9 of `pdserve up` itself: an answer under way is finished, what comes then is refused with a reason,
+    nothing stays behind, and the folder can be used again."""
+    up = start(state_dir, *SLOW)
+    record = up.record()
+    pids = record["processes"]
+    with Client(record["grpc"], retry=Retry(attempts=1)) as client, client.stream("x", max_tokens=64) as stream:
+        next(stream)
+        assert up.end(signal.SIGKILL) == -signal.SIGKILL
+        refused = until_refused(client)
+        assert refused.reason == "DRAINING", "the stream still runs, so the proxy does"
+        assert len(stream.completion().token_ids) == 64
     assert gone(list(pids.values()))
     again = start(state_dir)
     again.record()
     assert again.end(signal.SIGTERM) == 0, again.out.read_text()
+
+
+def until_refused(client: Client) -> Unavailable:
+    """How a proxy that is about to drain refuses, once it does."""
+    deadline = time.monotonic() + READY
+    while time.monotonic() < deadline:
+        try:
+            client.generate("y", max_tokens=1)
+        except Unavailable as error:
+            return error
+    raise AssertionError("it never drained")
 
 
 def test_the_demo_with_the_sim_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

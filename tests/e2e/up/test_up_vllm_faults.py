@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -91,10 +92,12 @@ def test_both_faces_refuse_alike(fleet: "Fleet", fields: dict[str, Any], reason:
     body = {name: value for name, value in asked.items() if name != "route"}
     if "route" in asked:
         body["pdserve"] = {"route": asked["route"]}
-    with pytest.raises(PdserveError) as raised:
-        fleet.sdk.generate(**asked)
+    with ThreadPoolExecutor(1) as other:  # some wait for an engine to come first
+        posted = other.submit(post, fleet, json.dumps(body).encode())
+        with pytest.raises(PdserveError) as raised:
+            fleet.sdk.generate(**asked)
+        code, answer = posted.result(timeout=30.0)
     assert raised.value.reason == reason
-    code, answer = post(fleet, json.dumps(body).encode())
     assert (code, answer["error"]["code"]) == (status, reason)
     assert fleet.held() == []
 

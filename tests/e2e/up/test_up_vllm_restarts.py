@@ -28,6 +28,7 @@ from tests.e2e import whole
 
 if TYPE_CHECKING:
     from pdserve.cli.deployment import Deployment
+    from tests.e2e.conftest import Up
     from tests.e2e.up.conftest import Attend, Begin, Fleet
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]  # the first test starts the engines
@@ -64,6 +65,7 @@ class Stage:
 
     fleet: "Fleet"
     alone: Client
+    alone_up: "Up"
     songs: Mapping[Mode, tuple[Tokens, Tokens]]
     """Prompts of the streamed answers, and what is right."""
 
@@ -91,8 +93,9 @@ def stage(begin: "Begin", attend: "Attend") -> Iterator[Stage]:
             prompt = prompt_of(100, f"song {mode}")
             said = client.generate(prompt, max_tokens=SONG, temperature=0, ignore_eos=True)
             songs[mode] = prompt, said.token_ids
-        yield Stage(fleet, client, songs)
-        assert alone.end(signal.SIGINT) == 0, alone.out.read_text()
+        yield Stage(fleet, client, alone, songs)
+        if alone.process.poll() is None:
+            assert alone.end(signal.SIGINT) == 0, alone.out.read_text()
 
 
 def prompt_of(length: int, name: str) -> Tokens:
@@ -303,3 +306,20 @@ async def test_decode_dies(stage: Stage) -> None:
         assert answer.error.reason == "ENGINE_DIED"
         assert answer.tokens == ()
     as_new(stage, "decode killed")
+
+
+def test_the_death_of_pdserve_up_lets_answers_end(stage: Stage) -> None:
+    """kill -9 of the one that has the engine alone, the last test of the file: the service drains, and so vLLM's own
+    process, which would give its requests up, is not told before that. The answer is whole, and nothing is left."""
+    up, (prompt, right) = stage.alone_up, stage.songs["read"]
+    at = up.ready()
+    assert len(up.left(at)) > len(at.processes), "the engine has a process of vLLM's"
+    with stage.alone.stream(prompt, max_tokens=SONG, temperature=0, ignore_eos=True) as stream:
+        next(stream)
+        os.kill(up.process.pid, signal.SIGKILL)
+        up.process.wait(10.0)
+        assert stream.completion().token_ids == right
+    deadline = time.monotonic() + BACK_S
+    while left := up.left(at):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)

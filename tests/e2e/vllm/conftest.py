@@ -2,7 +2,7 @@
 
 Real: vLLM with tiny random models, kvd as a process, memory, sockets. Stands in for the services:
 `pdserve.engine.vllm.testing_pair`. Engines run in processes of their own, because vLLM forks and
-this one uses gRPC.
+this one uses gRPC; most come out of one pool, which starts each kind once.
 """
 
 import asyncio
@@ -18,11 +18,12 @@ import pytest
 import pytest_asyncio
 
 from pdserve.engine.vllm.testing import EngineProcess
-from pdserve.engine.vllm.testing_pair import WAIT_S, KvdOperator, Pair, Prompt, on_core, open_pair
-from pdserve.engine.vllm.tiny import tiny_llama
+from pdserve.engine.vllm.testing_pair import WAIT_S, KvdOperator, Pair, Prompt
+from pdserve.engine.vllm.testing_pool import EnginePool
+from pdserve.engine.vllm.tiny import tiny_llama, tiny_mla
+from tests.e2e.vllm import kinds
 
 SEED = int(os.environ.get("PDSERVE_TEST_SEED", "1"))
-LLAMA_ARGS = ("--max-model-len", "512", "--block-size", "32", "--kv-cache-memory-bytes", str(4 << 20))
 
 
 @pytest.fixture(scope="session")
@@ -70,28 +71,29 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("llama"))
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def solo(kvd: KvdOperator, llama: Path) -> AsyncIterator[EngineProcess]:
-    """One engine that does everything itself: the reference. No chunks, no prefix cache."""
-    args = (*LLAMA_ARGS, "--max-num-batched-tokens", "512", "--no-enable-prefix-caching")
-    engine = await EngineProcess.start(on_core(llama, kvd, 0, *args))
-    yield engine
-    await engine.aclose()
+@pytest.fixture(scope="session")
+def mla(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a latent instead of heads."""
+    return tiny_mla(tmp_path_factory.mktemp("mla"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engines(kvd: KvdOperator, llama: Path) -> AsyncIterator[Pair]:
-    """Prefill in chunks of 64 tokens, and decode; both with prefix caches."""
-    args = (*LLAMA_ARGS, "--max-num-batched-tokens", "64", "--max-num-seqs", "16")
-    async with open_pair(kvd, llama, *args) as pair:
-        yield pair
+async def pool(kvd: KvdOperator) -> AsyncIterator[EnginePool]:
+    """All engines that a test leaves as it found them."""
+    pool = EnginePool(kvd)
+    yield pool
+    await pool.aclose()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def pair(engines: Pair) -> AsyncIterator[Pair]:
-    """The pair; afterwards every block must be free again on both sides, and no request may have
-    had two different ends."""
-    yield engines
-    await engines.idle()
-    for host in engines.hosts.values():
-        assert not host.contradicted, "a request had two different ends"
+async def solo(pool: EnginePool, llama: Path) -> AsyncIterator[EngineProcess]:
+    """One engine that does everything itself: the reference."""
+    async with pool.engine(kinds.alone(llama)) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pair(pool: EnginePool, llama: Path) -> AsyncIterator[Pair]:
+    """Prefill in chunks of 64 tokens, and decode; both with prefix caches."""
+    async with pool.pair(kinds.usual(llama, 0), kinds.usual(llama, 1)) as pair:
+        yield pair

@@ -23,6 +23,7 @@ from pdserve.rpc.errors import (
     KvdUnavailable,
     Overloaded,
 )
+from tests.e2e.vllm.kinds import CONTEXT
 
 pytestmark = [
     pytest.mark.vllm,
@@ -42,9 +43,9 @@ async def test_what_an_engine_is(solo: EngineProcess, llama: Path) -> None:
     assert info.eos_token_ids == (EOS_ID,)
     assert info.tokenizer == str(llama)
     assert info.identity["attention_layout"].startswith("CPU_ATTN")
-    assert {"model", "weights", "dtype", "kv_dtype", "layers", "kv_heads", "head_size", "block_size", "mla"} <= set(
-        info.identity
-    )
+    names = set(info.identity)
+    assert {"model", "weights", "dtype", "kv_dtype", "layers", "kv_heads", "head_size", "mla"} <= names
+    assert "block_size" not in names  # another one is no reason not to pair: blocks are divided
 
 
 async def test_a_stop_token_ends_the_answer(solo: EngineProcess, prompt: Prompts) -> None:
@@ -184,11 +185,27 @@ async def test_what_runs_when_an_engine_closes_ends_with_it(kvd: KvdOperator, ll
         await running
 
 
+async def test_a_core_that_is_told_to_stop_has_died(kvd: KvdOperator, llama: Path, prompt: Prompts) -> None:
+    """SIGTERM to all processes of a service, as some supervisors stop one: vLLM's core gives up what it has before it
+    ends. That is the engine's death for the request, and no defect."""
+    engine = await EngineProcess.start(VllmSettings(str(llama), kvd.socket, args=CONTEXT))
+    begun = asyncio.Event()
+    running = asyncio.create_task(
+        ask(engine, prompt(5), replace(GREEDY, max_tokens=500), None, lambda output: begun.set())
+    )
+    try:
+        await begun.wait()
+        os.kill(engine.core_pid, signal.SIGTERM)
+        with pytest.raises(EngineDied):
+            await asyncio.wait_for(running, 30)
+    finally:
+        await engine.aclose()
+
+
 async def test_a_killed_service_takes_its_engine_along(kvd: KvdOperator, llama: Path) -> None:
     """SIGKILL of the process that hosts an engine: vLLM's core would go on, unreachable, with its
     memory; it ends, and kvd hears of it."""
-    args = ("--max-model-len", "512", "--block-size", "32", "--kv-cache-memory-bytes", str(4 << 20))
-    engine = await EngineProcess.start(VllmSettings(str(llama), kvd.socket, args=args))
+    engine = await EngineProcess.start(VllmSettings(str(llama), kvd.socket, args=CONTEXT))
     assert await kvd.knows(engine.info.engine_id)
     os.kill(engine.pid, signal.SIGKILL)
 
@@ -210,7 +227,8 @@ async def test_a_terminals_interrupt_is_the_services_to_hear(solo: EngineProcess
     [
         (("--pipeline-parallel-size", "2"), ConfigError, "--pipeline-parallel-size"),
         (("--max-model-len", "no"), ConfigError, "max-model-len"),
-        (("--block-size", "24"), EngineDied, "did not start"),
+        (("--block-size", "24"), ConfigError, "vLLM refuses the configuration: .*block"),
+        (("--max-model-len", "512", "--kv-cache-memory-bytes", "9000"), ConfigError, "vLLM refuses the configuration"),
     ],
 )
 async def test_a_start_that_cannot_work_says_why(

@@ -13,7 +13,8 @@ import pytest
 
 from pdserve.engine.port import Consume, Produce
 from pdserve.engine.vllm.testing import EngineProcess
-from pdserve.engine.vllm.testing_pair import FIRST, GREEDY, KvdOperator, Pair, Prompt, ask, open_pair
+from pdserve.engine.vllm.testing_pair import FIRST, GREEDY, Pair, Prompt, ask
+from pdserve.engine.vllm.testing_pool import EngineKind, EnginePool
 from pdserve.kvd.client import Outcome
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import (
@@ -24,6 +25,7 @@ from pdserve.rpc.errors import (
     TicketForged,
     TransferUsed,
 )
+from tests.e2e.vllm import kinds
 
 pytestmark = [
     pytest.mark.vllm,
@@ -151,21 +153,21 @@ async def test_one_part_of_a_transfer_is_taken_once(pair: Pair, prompt: Prompts)
 
 
 async def test_a_preempted_producer_starts_again(
-    kvd: KvdOperator, llama: Path, solo: EngineProcess, prompt: Prompts
+    pool: EnginePool, llama: Path, solo: EngineProcess, prompt: Prompts
 ) -> None:
     """WRITE: a producer that loses its blocks between chunks is fenced, computed again and handed
     over whole; a growing local request takes its last block."""
-    args = ("--max-model-len", "256", "--block-size", "32", "--max-num-seqs", "4")
-    tight = (*args, "--num-gpu-blocks-override", "10", "--max-num-batched-tokens", "16", "--no-enable-prefix-caching")
-    async with open_pair(kvd, llama, *tight, second=args) as pair:
+    args = ("--max-model-len", "256", "--block-size", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "8")
+    tight = EngineKind(llama, (*args, "--num-gpu-blocks-override", "10", kinds.NO_CACHE))
+    async with pool.pair(tight, kinds.usual(llama, 1)) as pair:
         tokens, produce = prompt(220), pair.produce(Mode.WRITE)
         consuming = asyncio.create_task(ask(pair.decode, tokens, GREEDY, pair.consume(produce)))
         await pair.reserved(produce.transfer_id)
-        started = asyncio.Event()
-        local = replace(GREEDY, max_tokens=60)
-        growing = asyncio.create_task(ask(pair.prefill, prompt(60), local, None, lambda output: started.set()))
-        await started.wait()
-        produced = await ask(pair.prefill, tokens, FIRST, produce)
+        # Both at once, the local one first. It has 2 of the 9 blocks while the other one, which needs 7, is taken; and
+        # a third at its 65th token, 25 steps later, when the other one has had no more than 7 tokens a step.
+        growing = asyncio.create_task(ask(pair.prefill, prompt(40), replace(GREEDY, max_tokens=100)))
+        producing = asyncio.create_task(ask(pair.prefill, tokens, FIRST, produce))
+        produced = await producing
         assert (await consuming).tokens == (await ask(solo, tokens)).tokens
         await growing
         landed = await pair.end(pair.decode, produce.transfer_id, 0)
@@ -174,14 +176,12 @@ async def test_a_preempted_producer_starts_again(
         # Bytes of the attempt that was taken back do not count.
         assert landed.facts.kv_bytes == 7 * 3 * 2 * 32 * 64 * 4
         assert await pair.prefill.metric("vllm:num_preemptions_total") >= 1
-        await pair.idle()
 
 
-async def test_a_dead_producer_is_told_to_its_consumer(kvd: KvdOperator, llama: Path, prompt: Prompts) -> None:
+async def test_a_dead_producer_is_told_to_its_consumer(pool: EnginePool, llama: Path, prompt: Prompts) -> None:
     """SIGKILL of prefill's core: decode's request ends with a typed error, its blocks come back, the
     dead engine says so, and decode serves on."""
-    args = ("--max-model-len", "512", "--block-size", "32", "--kv-cache-memory-bytes", str(4 << 20))
-    async with open_pair(kvd, llama, *args) as pair:
+    async with pool.pair_with_doomed(kinds.usual(llama, 0), kinds.usual(llama, 1)) as pair:
         tokens, produce = prompt(100), pair.produce(Mode.WRITE)
         consuming = asyncio.create_task(ask(pair.decode, tokens, GREEDY, pair.consume(produce)))
         await pair.reserved(produce.transfer_id)

@@ -13,12 +13,14 @@ import pytest
 import pytest_asyncio
 
 from pdserve.engine.vllm.testing import EngineProcess
-from pdserve.engine.vllm.testing_pair import FIRST, GREEDY, KvdOperator, Pair, Prompt, ask, open_pair, until
+from pdserve.engine.vllm.testing_pair import FIRST, GREEDY, KvdOperator, Pair, Prompt, ask, until
+from pdserve.engine.vllm.testing_pool import EngineKind, open_pair
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.server import serving
 from pdserve.kvd.transport.sim import Fault, FaultPlan, SimTransport
 from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import KvdUnavailable, TransferFailed
+from tests.e2e.vllm.kinds import CONTEXT, NO_CACHE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -62,9 +64,9 @@ async def faulty(state_dir: Path, llama: Path) -> AsyncIterator[Faulty]:
     faulty = Faulty(folder)
     await faulty.start()
     kvd = KvdOperator(str(folder / "kvd.sock"))
-    args = ("--max-model-len", "512", "--block-size", "32", "--kv-cache-memory-bytes", str(4 << 20))
+    prefill, decode = (EngineKind(llama, (*CONTEXT, NO_CACHE), core) for core in (0, 1))
     try:
-        async with open_pair(kvd, llama, *args, "--no-enable-prefix-caching") as pair:
+        async with open_pair(kvd, prefill, decode) as pair:
             faulty.opened = pair
             yield faulty
     finally:

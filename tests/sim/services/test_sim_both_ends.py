@@ -91,12 +91,13 @@ async def test_a_ticket_whose_blocks_are_anothers_now(launch: Launch, legs_of: L
     old, new = os.urandom(16), os.urandom(16)
     held = await legs.prefill(prefill, old, mine, "read")
     old_ticket = (await held.read()).ready.ticket
+    await fleet.until(lambda: len(list(fleet.kvd.node.leases)) == 1)  # a ticket may be there before kvd has its offer
     (blocks,) = [sorted(lease.block_ids) for lease in fleet.kvd.node.leases]
     held.cancel()
     await fleet.settled(5)
     kept = await legs.prefill(prefill, new, others, "read")
     new_ticket = (await kept.read()).ready.ticket
-    assert [sorted(lease.block_ids) for lease in fleet.kvd.node.leases] == [blocks]
+    await fleet.until(lambda: [sorted(lease.block_ids) for lease in fleet.kvd.node.leases] == [blocks])
     for tid, ticket, kind in (
         (old, old_ticket, errors.RequestCancelled),
         (os.urandom(16), new_ticket, errors.TicketRefused),

@@ -166,15 +166,15 @@ async def test_the_words_of_an_ended_epoch(fleet: "Fleet", legs: "Legs", prompt:
     await fleet.settled(5)
 
 
-DIFFERENCES = ["model", "weights", "dtype", "kv_dtype", "block_size", "attention_layout", "connector_protocol"]
+DIFFERENCES = ["model", "weights", "dtype", "kv_dtype", "kv_heads", "attention_layout", "connector_protocol"]
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 async def test_engines_that_may_not_exchange_kv(fleet: "Fleet", legs: "Legs", prompt: Prompt, name: str) -> None:
-    """Each service refuses the other's words where one name of the identity differs, and says which; before prefill
-    has computed anything."""
+    """Each service refuses the other's words where one name of the identity differs, and says which and how either's
+    KV lies; before prefill has computed anything."""
     shapes: dict[str, dict[str, Any]] = {
-        "block_size": {"block_size": 32, "block_bytes": 256},
+        "kv_heads": {"kv_heads": 4, "block_bytes": 512},
         "model": {"model": "other"},
     }
     shape = shapes.get(name, {})
@@ -184,6 +184,8 @@ async def test_engines_that_may_not_exchange_kv(fleet: "Fleet", legs: "Legs", pr
     error = await fleet.refusal(refused)
     assert type(error) is errors.IncompatibleEngines
     assert name in error.metadata
+    assert fleet.prefills[0].engine.info.layout in error.message
+    assert other.engine.info.layout in error.message
     assert fleet.prefills[0].engine.load().steps == 0
     tid, ticket, held = await offered(fleet, legs, tokens)
     error = await fleet.refusal(await legs.decode(other, tid, tokens, ticket=ticket))

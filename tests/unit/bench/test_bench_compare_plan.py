@@ -172,6 +172,6 @@ def test_defaults_are_a_comparison_that_ends_within_35_minutes(engine: str) -> N
 
 def test_rates_alone_keep_the_usual_number_of_requests() -> None:
     """Other rates than the usual ones have one number of requests; given numbers are taken as they are."""
-    assert command.settings_of(_asked("--rates", "1", "3")).requests == (18, 18)
+    assert command.settings_of(_asked("--rates", "1", "3")).requests == (15, 15)
     assert command.settings_of(_asked("--rates", "1", "3", "--requests", "4", "5")).requests == (4, 5)
     assert command.settings_of(_asked("--requests", "7")).requests == (7, 7, 7, 7)

@@ -6,12 +6,16 @@ import msgspec
 import pytest
 
 from pdserve.bench.bounds import Bounded, divided
+from pdserve.bench.compare.budget import Trial
+from pdserve.bench.compare.chapter import chapter
 from pdserve.bench.compare.configurations import CONFIGURATIONS, Key
-from pdserve.bench.compare.folder import Cell, Share
+from pdserve.bench.compare.folder import Cell, Share, State
+from pdserve.bench.compare.objectives import Sample, calibrated
 from pdserve.bench.compare.outcome import outcome
 from pdserve.bench.compare.ratios import Curve, against, crossing, curve
+from pdserve.bench.compare.sections import figure, mean_cores, ratios, sections
 from pdserve.bench.compare.sweep import doubts, joined
-from pdserve.bench.compare.tables import figure, head, mean_cores, ratio_table, report
+from pdserve.bench.compare.tables import head, report
 from pdserve.bench.report.ratios import share_ratio_range
 from pdserve.bench.results import Tried
 from tests.unit.bench.bench_compare_examples import MACHINE, record, results, run, settings
@@ -80,7 +84,7 @@ def test_a_ratio_over_nothing_is_a_bound() -> None:
     (_, low), (_, high) = one.attainments
     assert (low.attainment, low.attainment_range) == (None, share_ratio_range(8, 10, 0, 10))
     assert high.attainment_range is None
-    assert ratio_table([one], [1.0, 2.0]).splitlines()[-1].split() == ["WRITE", "/", "(b)", "at", "least", "2.66", "–"]
+    assert ratios([one], [1.0, 2.0]).rows == (("WRITE / (b)", "at least 2.66", "–"),)
 
 
 AT_LEAST, AT_MOST = Bounded(2.0, "at least", "held"), Bounded(1.0, "at most", "fell short")
@@ -167,9 +171,57 @@ def test_the_tables_name_every_quantity() -> None:
     for words in (
         "(d) WRITE 1P1D", "95% (19 of 20; 0.95/s)", "15% (3 of 20; 0.15/s)", "90% .. 100%", "10% .. 20%",
         "highest tried", "interpolated", "WRITE / (b)", "attainment at 1/s", "6.33 (2.", "below 1", "0.12", "client",
+        "Ratios of attainments at each rate, which are the ratios of good rates too",
         "(d) WRITE 1P1D: too few requests for a bound: 20 cannot prove 90%, even all good it takes 35",
     ):  # fmt: skip
         assert words in said, words
+
+
+def test_the_report_has_what_the_terminal_has() -> None:
+    """Every table with its heading and lines, how the objectives came about, and which budgets were tried."""
+    cells = [
+        (_cell(key, 0), results([run(1.0, good, 10)], label=f"({key}) so")) for key, good in _goods(b=2, d=10, e=5)
+    ]
+    found = outcome(cells, 0.9)
+    shown = sections(settings(), found.curves, found.ratios, [cell for cell, _ in cells])
+    calibration = calibrated([Sample(0.2, (0.1, 0.1)), Sample(0.2, (0.1, 0.4))], 8)
+    state = State(settings().told(), MACHINE, calibration=calibration, trials=(Trial(16, 0.5, 0.8),), budget=16)
+    made = chapter(settings(), state, shown)
+    text = report(settings(), found.curves, found.ratios, [cell for cell, _ in cells])
+    for heading, table, lines in made.tables:
+        assert heading in text
+        for cell in (cell for row in (table.rows if table else ()) for cell in row):
+            assert cell in text
+        assert all(line in text for line in lines)
+    assert [one[0] for one in made.tables] == [one.heading for one in shown]
+    said = " ".join(made.said)
+    assert "SLO: TTFT 1.000 s = 5 x 0.200 s" in said
+    assert "CAUTION: only 1 of 2 calibration requests met the objectives" in said
+    assert "a token budget of 16, of those that were tried (16: 50%, of the ITL alone 80%)." in said
+    assert found.letters == ("B", "D", "E")
+    assert found.rate == 1.0
+    assert {one.label for one in found.pooled} == {"so"}, "the letter says it already"
+
+
+def test_the_report_compares_where_somebody_holds_half() -> None:
+    """At the highest rate at which one configuration has half of its requests good; above, all have lost. Where nobody
+    has half anywhere the report chooses."""
+    cells = [
+        (_cell(key, 0), results([run(1.0, good, 10), run(2.0, good // 2, 10), run(4.0, 4, 10)], label=key))
+        for key, good in _goods(b=9, d=10)
+    ]
+    assert outcome(cells, 0.9).rate == 2.0
+    assert outcome([(_cell("b", 0), results([run(1.0, 4, 10)]))], 0.9).rate is None
+
+
+def test_a_reason_is_said_once_with_all_that_it_is_of() -> None:
+    """Both goodputs of a ratio, and all ratios that lack the same, are one line."""
+    cells = [(_cell(key, 0), results([run(1.0, good, 10)], label=key)) for key, good in _goods(b=2, c=10, d=10)]
+    found = outcome(cells, 0.9)
+    (why,) = [one for one in sections(settings(), found.curves, found.ratios, []) if one.heading.startswith("Where")]
+    print(*why.lines, sep="\n")
+    (line,) = [line for line in why.lines if "the lowest rate fell short" in line]
+    assert line.endswith("goodputs of WRITE / (b), goodputs of READ / (b)")
 
 
 def test_a_bound_is_printed_as_one() -> None:

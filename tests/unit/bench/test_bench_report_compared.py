@@ -74,6 +74,11 @@ def test_letters_go_on_past_z() -> None:
     assert entries_of([small(8)])[0].name == "WRITE 1P1D"
 
 
+def test_letters_may_be_given() -> None:
+    """One for each file, whatever their order."""
+    assert [one.name for one in entries_of([small(8)] * 2, ("B", "A"))] == ["B WRITE 1P1D", "A WRITE 1P1D"]
+
+
 def test_the_interval_of_a_share_is_wilsons() -> None:
     """73 of 100: 63.6 % to 80.7 %, as tables have it; nothing and everything stay inside [0, 1]."""
     assert wilson(0.73, 100) == pytest.approx((0.636, 0.807), abs=5e-4)

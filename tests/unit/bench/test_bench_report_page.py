@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.report import figures, write_html, write_pngs
+from pdserve.bench.report.chapter import Chapter
 from pdserve.bench.report.contents import contents_of
 from pdserve.bench.report.figures_requests import MOST_BARS
+from pdserve.bench.report.picture import Table
 from pdserve.bench.results import Results
 from pdserve.bench.slo import Slo
 from pdserve.rpc.errors import ConfigError
@@ -54,10 +56,12 @@ class Structure(HTMLParser):
         self.text.append(data)
 
 
-def page_of(results: Sequence[Results], folder: Path, rate: float | None = None) -> tuple[str, Structure]:
+def page_of(
+    results: Sequence[Results], folder: Path, rate: float | None = None, chapters: Sequence[Chapter] = ()
+) -> tuple[str, Structure]:
     """The page's text and its structure."""
     path = folder / "report.html"
-    write_html(results, path, rate=rate)
+    write_html(results, path, rate=rate, chapters=chapters)
     page = path.read_text(encoding="utf-8")
     structure = Structure()
     structure.feed(page)
@@ -276,3 +280,16 @@ def test_the_parts_of_ttft_add_up(tmp_path: Path) -> None:
     assert [name for name in picture.table.columns if name.startswith("prefill")] == [
         "prefill.hop, ms", "prefill.queue, ms", "prefill.forward, ms",
     ]  # fmt: skip
+
+
+def test_a_callers_chapter_stands_behind_the_result(tmp_path: Path) -> None:
+    """Its sentences, tables and lines are there as text, each table under its heading, before what was measured."""
+    table = Table(("ratio", "goodput"), (("WRITE / (b)", "at least 2.10"),))
+    chapter = Chapter("All <of> them", ("How it was.",), (("Ratios", table, ("a bound",)), ("Why", None, ("because",))))
+    page, structure = page_of([few()], tmp_path, chapters=(chapter,))
+    text = " ".join(" ".join(structure.text).split())
+    places = [text.index(said) for said in ("All <of> them", "How it was.", "Ratios", "WRITE / (b)", "a bound", "Why")]
+    assert places == sorted(places)
+    assert text.index("Result: ") < places[0] < places[-1] < text.index("What was measured")
+    assert "<caption><span>Ratios</span></caption>" in page
+    assert "because" in text

@@ -1,10 +1,12 @@
 """Run by path: a process that looks like a pdserve service from outside. Health over gRPC, and a topology."""
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 from pathlib import Path
 
@@ -51,6 +53,13 @@ def leave_a_child(record: Path) -> None:
     record.write_text(str(child.pid))
 
 
+def start_a_helper(told: Path) -> None:
+    """Starts a process that outlives us, and that makes a file when it gets SIGTERM."""
+    subprocess.Popen(["/bin/sh", "-c", f"trap 'touch {told}' TERM; touch {told}.begun; while :; do sleep 0.1; done"])
+    while not Path(f"{told}.begun").exists():
+        time.sleep(0.01)
+
+
 def main() -> int:
     """Serves until SIGTERM."""
     parser = argparse.ArgumentParser()
@@ -60,7 +69,10 @@ def main() -> int:
     parser.add_argument("--die-again", type=Path, help="end at once with status 3, but for the first time")
     parser.add_argument("--mute-again", type=Path, help="serve the first time only")
     parser.add_argument("--child", type=Path, help="start a process that outlives us; the file gets its pid")
+    parser.add_argument("--helper", type=Path, help="start a process that makes this file when it gets SIGTERM")
     parser.add_argument("--stubborn", action="store_true", help="take no notice of SIGTERM")
+    parser.add_argument("--drains", action="store_true", help="drain until a second SIGTERM")
+    parser.add_argument("--environ", default="", help="say the value of this variable")
     parser.add_argument("--record", default="", help="file that gets our name when we drain")
     parser.add_argument("--name", default="")
     args = parser.parse_args()
@@ -73,8 +85,19 @@ def main() -> int:
         return 3
     if args.child:
         leave_a_child(args.child)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.stubborn else lambda *_: stop.set())
+    if args.helper:
+        start_a_helper(args.helper)
+    if args.environ:
+        print(f"{args.environ} is {os.environ.get(args.environ)}", flush=True)
+    stop, told = threading.Event(), 1 + args.drains
+
+    def term(*_: object) -> None:
+        nonlocal told
+        told -= 1
+        if not told:
+            stop.set()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.stubborn else term)
     server = grpc.server(futures.ThreadPoolExecutor(4))
     known = topology(args.engines).SerializeToString()
     server.add_generic_rpc_handlers(

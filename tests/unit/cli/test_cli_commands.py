@@ -74,7 +74,7 @@ def test_a_failed_answer_says_its_request(proxy: FakeProxy, capsys: pytest.Captu
     for words, target, told in (
         ([], proxy.target, True),
         (["--quiet"], proxy.target, False),
-        ([], "127.0.0.1:1", False),
+        (["--retry", "0"], "127.0.0.1:1", False),
     ):
         proxy.answer("Hel", error=NoEngines("the last decode engine is gone"))
         assert main(["generate", "Hi", "--target", target, "--timeout", "5", *words]) == 1
@@ -88,6 +88,19 @@ def test_an_error_is_one_sentence_with_its_reason(proxy: FakeProxy, capsys: pyte
     out, err = capsys.readouterr()
     assert out == "Hel"
     assert err == "pdserve: the last decode engine is gone (NO_ENGINES)\n"
+
+
+def test_why_it_is_asked_again_is_said_once(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each reason, on stderr, while nobody can answer; not with --quiet, and never with --retry 0."""
+    for words, told in (([], True), (["--quiet"], False)):
+        for _ in range(2):
+            proxy.refuse(NoEngines("no pair is there"))
+        assert main(["generate", "Hi", "--target", proxy.target, *words]) == 0
+        out, err = capsys.readouterr()
+        assert (out, err.count("pdserve: no pair is there (NO_ENGINES); asking again\n")) == ("ok\n", int(told))
+    proxy.refuse(NoEngines("no pair is there"))
+    assert main(["generate", "Hi", "--target", proxy.target, "--retry", "0"]) == 1
+    assert capsys.readouterr() == ("", "pdserve: no pair is there (NO_ENGINES)\n")
 
 
 class Terminal(io.StringIO):
@@ -248,3 +261,16 @@ def test_help_and_mistakes_answer_without_grpc(name: str) -> None:
     assert codes == ["0", "2"]
     assert result.stderr.splitlines()[-1] == "[]"
     assert "usage: pdserve" in result.stdout
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "70000"])
+@pytest.mark.parametrize(
+    "flag", ["up --grpc-port", "up --http-port", "up --traces-port", "up --ping-port", "doctor --ports"]
+)
+def test_what_is_no_port_is_refused(flag: str, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command that takes it, with the range; before anything is bound or started."""
+    command, name = flag.split()
+    with pytest.raises(SystemExit) as ended:
+        main([command, f"{name}={port}"])
+    assert ended.value.code == 2
+    assert f"{port} is not a TCP port: 0 to 65535" in capsys.readouterr().err

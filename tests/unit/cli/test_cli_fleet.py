@@ -4,17 +4,18 @@ import asyncio
 import dataclasses
 import io
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from pdserve.cli import deployment
+from pdserve.cli import deployment, probe
 from pdserve.cli.board import Board
 from pdserve.cli.fleet import Fleet
 from pdserve.cli.processes import Child, Guard
-from pdserve.client import Unavailable
-from tests.unit.cli.fakes import WAIT, alive, fake_plan
+from pdserve.client import ConfigError, Unavailable
+from tests.unit.cli.fakes import WAIT, alive, fake_plan, until
 
 
 async def test_a_fleet_comes_up_and_goes_down_in_order(folder: Path, board: Board, out: io.StringIO) -> None:
@@ -45,6 +46,31 @@ async def test_a_process_that_dies_while_starting_is_named_with_its_log(folder: 
     assert not any(alive(pid) for pid in pids.values())
 
 
+async def test_a_process_that_refuses_its_settings_is_a_wrong_setting(folder: Path, board: Board) -> None:
+    """Status 2 is what every service ends with for flags that cannot work: trying again is of no use."""
+    async with Fleet(fake_plan(folder, decode_0=("--die", "2")), board) as fleet:
+        with pytest.raises(ConfigError, match=r"decode-0 .* ended with status 2(?s:.*)something is wrong"):
+            await fleet.start(WAIT)
+
+
+async def test_failpoints_reach_the_process_that_they_name(
+    folder: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other: each has the variable without the names, or empty."""
+    monkeypatch.setenv("PDSERVE_FAILPOINTS", "kvd:kvd.post=1*pause; decode-0:sim.step=pause;kvd:clock=return(3)")
+    plan = fake_plan(folder)
+    shown = tuple(dataclasses.replace(p, argv=(*p.argv, "--environ", "PDSERVE_FAILPOINTS")) for p in plan.processes)
+    async with Fleet(dataclasses.replace(plan, processes=shown), board) as fleet:
+        await fleet.start(WAIT)
+    has = {p.name: re.findall("PDSERVE_FAILPOINTS is (.*)", p.log.read_text()) for p in plan.processes}
+    assert has == {
+        "kvd": ["kvd.post=1*pause;clock=return(3)"],
+        "prefill-0": [""],
+        "decode-0": ["sim.step=pause"],
+        "proxy": [""],
+    }
+
+
 async def test_a_process_that_dies_later_is_noticed(folder: Path, board: Board) -> None:
     """`died` raises when a running process is killed, and says by which signal."""
     async with Fleet(fake_plan(folder), board) as fleet:
@@ -55,12 +81,19 @@ async def test_a_process_that_dies_later_is_noticed(folder: Path, board: Board) 
             await asyncio.wait_for(death, WAIT)
 
 
-async def test_what_is_not_ready_in_time_is_named(folder: Path, board: Board) -> None:
-    """The deadline's error says which process does not serve."""
+async def test_what_is_not_ready_in_time_is_named(
+    folder: Path, board: Board, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline's error says which process does not serve. It passes when the others do, however long they took."""
     plan = fake_plan(folder, proxy=("--listen", "127.0.0.1:0"))  # the last --listen counts: never found
+    loop, hour = asyncio.get_running_loop(), 3600.0
+    now = loop.time
     async with Fleet(plan, board) as fleet:
-        with pytest.raises(Unavailable, match="not ready within 2 s: proxy does not serve"):
-            await fleet.start(2.0)
+        start = asyncio.create_task(fleet.start(hour))
+        await until(lambda: all(f"{name}: serving" in out.getvalue() for name in ("kvd", "prefill-0", "decode-0")))
+        monkeypatch.setattr(loop, "time", lambda: now() + hour)
+        with pytest.raises(Unavailable, match="not ready within 3600 s: proxy does not serve"):
+            await start
 
 
 async def test_a_process_that_does_not_stop_is_killed(
@@ -73,6 +106,60 @@ async def test_a_process_that_does_not_stop_is_killed(
         pids = fleet.pids
         fleet.hurry.set()
     assert not alive(pids["prefill-0"])
+
+
+async def test_in_haste_a_process_is_told_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two signals that meet before the process looks are one: it would drain, and be killed for that, and its clients
+    would hear no reason. It does not run while the first two are sent, so that they do meet."""
+    plan = fake_plan(folder, kvd=("--drains",)).processes[0]
+    child, hurry, sent = await Child.start(plan), asyncio.Event(), 0
+    tell = Child.signal
+
+    def counted(self: Child, number: signal.Signals) -> None:
+        nonlocal sent
+        tell(self, number)
+        sent += 1
+        if sent == 2:
+            os.kill(self.pid, signal.SIGCONT)
+
+    try:
+        await until_serving(plan.target)
+        os.kill(child.pid, signal.SIGSTOP)
+        monkeypatch.setattr(Child, "signal", counted)
+        hurry.set()
+        await child.stop(WAIT, hurry)
+        assert child.returncode == 0, "it was killed"
+    finally:
+        child._kill_group()
+        await child.wait()
+
+
+async def until_serving(target: str) -> None:
+    """Returns when a process answers there."""
+    async with asyncio.timeout(WAIT):
+        while not await probe.serving(target):  # noqa: ASYNC110  # another process's state
+            await asyncio.sleep(0.02)
+
+
+async def test_the_guard_lets_a_process_end_what_it_has_started(folder: Path) -> None:
+    """When we vanish a service is told to drain; what it has started, which it needs for that, is not told, but where
+    the service has gone before."""
+    guard, kept, left = await Guard.start(), folder / "kept", folder / "left"
+    plans = fake_plan(folder, kvd=("--helper", str(kept)), prefill_0=("--helper", str(left))).processes
+    drains, gone = await Child.start(plans[0]), await Child.start(plans[1])
+    try:
+        for child in (drains, gone):
+            await until_serving(child.plan.target)
+            await guard.watch(child)
+        gone.signal(signal.SIGKILL)
+        await asyncio.wait_for(gone.wait(), WAIT)
+        guard._process.stdin.close()  # type: ignore[union-attr]  # what the kernel does for a dead process
+        assert await asyncio.wait_for(drains.wait(), WAIT) == 0
+        await until(left.exists)
+        assert not kept.exists()
+    finally:
+        await asyncio.gather(*(child.stop(0.0, asyncio.Event()) for child in (drains, gone)))
+        await guard.aclose()
 
 
 async def test_the_guard_ends_what_it_watches_when_we_vanish(folder: Path) -> None:

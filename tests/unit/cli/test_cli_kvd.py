@@ -50,6 +50,9 @@ class FakeOperator(kvd_pb2_grpc.OperatorServicer):
             context.abort(status_code(self.refusal), self.refusal.message)
         return self.drained
 
+    def Measure(self, request: kvd_pb2.MeasureRequest, context: Any) -> kvd_pb2.MeasureResponse:
+        raise NotImplementedError  # of test_cli_kvd_doctor
+
 
 @pytest.fixture
 def operator() -> FakeOperator:

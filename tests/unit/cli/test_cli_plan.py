@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from pdserve.cli.plan import Plan, Ports, Process, Spec, engine_names, make_plan
+from pdserve.proxy.__main__ import parser
+from pdserve.proxy.config import ProxyConfig
 from pdserve.rpc.errors import ConfigError
+from pdserve.runtime import flags
 
 STATE = Path("/tmp/s")
 
@@ -100,6 +103,13 @@ def test_a_deployment_without_pairs_routes_to_whole_engines() -> None:
     alone = plan(prefill=0, decode=0, both=1)
     assert flag(alone.processes[-1], "--route") == "split_or_colocated"
     assert "--route" not in plan(both=1).processes[-1].argv
+
+
+@pytest.mark.parametrize(("asked", "got"), [(None, ProxyConfig().hold_timeout), (0.0, 0.0), (1234567.25, 1234567.25)])
+def test_the_proxys_hold_is_passed_on(asked: float | None, got: float) -> None:
+    """As the proxy reads it, to the last digit; unasked, the proxy's own."""
+    proxy = plan(hold_timeout=asked).processes[-1]
+    assert flags.from_args(ProxyConfig, parser().parse_args(proxy.argv[3:])).hold_timeout == got
 
 
 def test_a_busy_machine_is_no_reason_to_give_an_engine_up() -> None:

@@ -15,6 +15,7 @@ from pdserve.cli import deployment, probe
 from pdserve.cli.board import Board
 from pdserve.cli.fleet import Fleet
 from pdserve.cli.keeper import Keeper
+from pdserve.cli.plan import Process
 from pdserve.cli.processes import Guard
 from pdserve.cli.restarts import Allowance
 from pdserve.client import ConfigError, PdserveError, Unavailable
@@ -65,7 +66,7 @@ async def test_one_that_dies_is_started_again_where_it_was(
         await asyncio.wait_for(told.wait(), WAIT)
         after = fleet.pids
         await until(lambda: not fleet.away)
-        assert await probe.serving(target)
+        assert await probe.serving(target, timeout=WAIT)
         assert {other for other in NAMES if before[other] != after[other]} == {name}
         assert fleet.restarts == {other: int(other == name) for other in NAMES}
         assert set(await fleet.engines()) == {"prefill-0", "decode-0"}
@@ -187,12 +188,12 @@ async def test_one_that_does_not_serve_again_in_time_is_named(folder: Path, boar
 async def test_a_defect_of_the_keeper_is_the_end(folder: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that nobody watches any more is not passed over: the deployment ends, and says why."""
 
-    async def broken(target: str) -> bool:
+    async def broken(process: Process) -> bool:
         raise RuntimeError("a defect")
 
     async with Fleet(fake_plan(folder), board, restarts=2) as fleet:
         await fleet.start(WAIT)
-        monkeypatch.setattr(probe, "serving", broken)
+        monkeypatch.setattr(probe, "up", broken)
         kill(fleet, "kvd")
         with pytest.raises(PdserveError, match="kvd is not watched any more: RuntimeError: a defect"):
             await asyncio.wait_for(fleet.died(), WAIT)

@@ -1,12 +1,15 @@
 """Both clients against a fake proxy over real gRPC."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
+from pdserve.api.serving.v1 import serving_pb2
 from pdserve.client import (
     AsyncClient,
     Client,
@@ -22,6 +25,8 @@ from pdserve.client import (
 from pdserve.client.testing import FakeProxy
 
 WAIT = 10.0
+SEEN_S = 1.0
+"""Of a call whose deadline is to pass at the server: by then a busy machine has brought it there."""
 
 
 class Waits:
@@ -41,6 +46,15 @@ class Waits:
 def proxy() -> Iterator[FakeProxy]:
     with FakeProxy() as fake:
         yield fake
+
+
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """A port that nobody else gets meanwhile: it is bound, and does not listen."""
+    with socket.socket() as hold:
+        hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        hold.bind(("127.0.0.1", 0))
+        yield int(hold.getsockname()[1])
 
 
 @pytest.fixture
@@ -222,6 +236,86 @@ async def test_unavailable_before_the_first_token_is_sent_again_async(
     assert waits.seconds == [0.1, 0.2]
 
 
+class Ending(FakeProxy):
+    """Ends one call of each kind as gRPC does in the name of a server that has just ended: CANCELLED, and no word."""
+
+    def __init__(self, *first: str) -> None:
+        super().__init__()
+        self._first = self.answer_of(first)
+        self._ends = {"Generate", "ListModels"}
+
+    @staticmethod
+    def answer_of(texts: tuple[str, ...]) -> list[serving_pb2.GenerateResponse]:
+        """These deltas."""
+        return [serving_pb2.GenerateResponse(delta=serving_pb2.Delta(text=text, token_ids=[7])) for text in texts]
+
+    def Generate(self, request: serving_pb2.GenerateRequest, context: Any) -> Iterator[serving_pb2.GenerateResponse]:
+        """See the class."""
+        if "Generate" in self._ends:
+            self._ends.remove("Generate")
+            yield serving_pb2.GenerateResponse(started=serving_pb2.Started(request_id="r"))
+            yield from self._first
+            context.abort(grpc.StatusCode.CANCELLED, "")
+        yield from super().Generate(request, context)
+
+    def ListModels(self, request: serving_pb2.ListModelsRequest, context: Any) -> serving_pb2.ListModelsResponse:
+        """See the class."""
+        if "ListModels" in self._ends:
+            self._ends.remove("ListModels")
+            context.abort(grpc.StatusCode.CANCELLED, "")
+        return super().ListModels(request, context)
+
+
+async def test_a_call_that_meets_the_end_of_a_proxy_is_sent_again(waits: Waits) -> None:
+    """Nobody here has cancelled it: it is as if nobody had been there, for calls of both kinds of both clients."""
+    with Ending() as proxy, Client(proxy.target, timeout=WAIT, sleep=waits.sleep) as client:
+        assert client.generate("x").text == "ok"
+        assert client.list_models()
+    with Ending() as proxy:
+        async with AsyncClient(proxy.target, timeout=WAIT, sleep=waits.sleep_async) as aclient:
+            assert (await aclient.generate("x")).text == "ok"
+            assert await aclient.list_models()
+    assert len(waits.seconds) == 4
+
+
+async def test_an_answer_that_meets_the_end_of_a_proxy_says_so(waits: Waits) -> None:
+    """With a token out it is not sent again, and it was not cancelled either: Unavailable."""
+    with (
+        Ending("a") as proxy,
+        Client(proxy.target, timeout=WAIT, sleep=waits.sleep) as client,
+        client.stream("x") as stream,
+        pytest.raises(Unavailable, match="under the call"),
+    ):
+        stream.completion()
+    with Ending("a") as proxy:
+        async with AsyncClient(proxy.target, timeout=WAIT, sleep=waits.sleep_async) as aclient:
+            with pytest.raises(Unavailable, match="under the call"):
+                await aclient.stream("x").completion()
+    assert not waits.seconds
+
+
+def test_closing_the_client_ends_a_blocked_read(proxy: FakeProxy) -> None:
+    """That is ours: RequestCancelled, and nothing is sent again."""
+    proxy.answer("a", hang=True)
+    client = Client(proxy.target, timeout=WAIT)
+    stream = client.stream("x")
+    next(stream)
+    caught: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(stream)
+        except PdserveError as error:
+            caught.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    client.close()
+    reader.join(WAIT)
+    assert not reader.is_alive()
+    assert [type(error) for error in caught] == [RequestCancelled]
+
+
 def test_sending_again_is_bounded(proxy: FakeProxy, client: Client) -> None:
     """After the last attempt the error reaches the caller."""
     for _ in range(3):
@@ -229,6 +323,48 @@ def test_sending_again_is_bounded(proxy: FakeProxy, client: Client) -> None:
     with pytest.raises(NoEngines):
         client.generate("x")
     assert len(proxy.requests) == 3
+
+
+async def test_who_wants_to_know_is_told_why_it_is_sent_again(proxy: FakeProxy, waits: Waits) -> None:
+    """By both clients, for calls of both kinds, with the error and the wait."""
+    told: list[tuple[str, float]] = []
+
+    def tell(error: PdserveError, seconds: float) -> None:
+        told.append((error.message, seconds))
+
+    proxy.refuse(NoEngines("one"))
+    proxy.unary_errors.append(Unavailable("two"))
+    with Client(proxy.target, timeout=WAIT, on_retry=tell, random=lambda: 0.0, sleep=waits.sleep) as client:
+        assert client.generate("x").text == "ok"
+        client.list_models()
+    proxy.refuse(NoEngines("three"))
+    proxy.unary_errors.append(Unavailable("four"))
+    async with AsyncClient(
+        proxy.target, timeout=WAIT, on_retry=tell, random=lambda: 0.0, sleep=waits.sleep_async
+    ) as aclient:
+        assert (await aclient.generate("x")).text == "ok"
+        await aclient.list_models()
+    assert told == [("one", 0.1), ("two", 0.1), ("three", 0.1), ("four", 0.1)]
+    assert waits.seconds == [0.1] * 4
+
+
+async def test_a_proxy_that_was_away_is_found_soon_after_it_is_back(unused_port: int) -> None:
+    """Both clients keep dialling: gRPC's own pauses do not grow with the time that a proxy was away. Real time, since
+    gRPC's pauses are: the address is empty for 10 s, after which they would have grown to 7 s, and the answer is there
+    less than 4 s after a proxy is: a pause of a second, and what a busy machine takes."""
+    target = f"127.0.0.1:{unused_port}"
+    retry = Retry(first_delay_seconds=0.1, longest_delay_seconds=0.1)
+    with Client(target, timeout=30.0, retry=retry) as client:
+        async with AsyncClient(target, timeout=30.0, retry=retry) as aclient:
+            asked = [
+                asyncio.ensure_future(asyncio.to_thread(client.generate, "x")),
+                asyncio.ensure_future(aclient.generate("x")),
+            ]
+            await asyncio.sleep(10.0)
+            assert not any(task.done() for task in asked)
+            with FakeProxy(unused_port):
+                answers = await asyncio.wait_for(asyncio.gather(*asked), 4.0)
+    assert [done.text for done in answers] == ["ok", "ok"]
 
 
 def test_nobody_there(waits: Waits) -> None:
@@ -243,17 +379,19 @@ def test_nobody_there(waits: Waits) -> None:
 
 def test_a_deadline_ends_the_call_at_both_ends(proxy: FakeProxy, client: Client) -> None:
     """A call that takes longer than its timeout is DeadlinePassed here and over at the server."""
+    client.list_models()  # connects: of the time that is left the server must see some
     script = proxy.answer("a", hang=True)
     with pytest.raises(DeadlinePassed):
-        client.generate("x", timeout=0.3)
+        client.generate("x", timeout=SEEN_S)
     assert script.ended.wait(WAIT)
 
 
 async def test_a_deadline_ends_the_call_at_both_ends_async(proxy: FakeProxy, aclient: AsyncClient) -> None:
     """The same with asyncio."""
+    await aclient.list_models()
     script = proxy.answer("a", hang=True)
     with pytest.raises(DeadlinePassed):
-        await aclient.generate("x", timeout=0.3)
+        await aclient.generate("x", timeout=SEEN_S)
     assert await asyncio.to_thread(script.ended.wait, WAIT)
 
 

@@ -42,6 +42,7 @@ FACTS = Facts(
     ranks=1,
     copy_ns=7,
     transport="shm",
+    lanes="memcpy",
     first_post_ns=20,
     landed_ns=30,
     overlapped_bytes=50,
@@ -466,7 +467,7 @@ async def test_a_silent_kvd_ends_the_request(world: World) -> None:
 @pytest.mark.parametrize("how", ["cancel", "deadline", "channel"])
 async def test_leaving_aborts_all_answers(world: World, how: str, phase: str) -> None:
     """However the caller goes: aborted at the engine, and cancelled at kvd unless all has landed."""
-    call = world.ask(sampling=common_pb2.SamplingParams(n=2), timeout=0.3 if how == "deadline" else 20)
+    call = world.ask(sampling=common_pb2.SamplingParams(n=2), timeout=1.0 if how == "deadline" else 20)
     runs = [await world.engine.next_run() for _ in range(2)]
     if phase == "streaming":
         for index, run in enumerate(runs):

@@ -2,7 +2,7 @@
 every block holds. `p` engines live on side 0, `d` engines on side 1."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdserve.kvd.client.messages import Accept, Begin, Cancel, End, Offer, Outcome, Renew, Retract
 from pdserve.kvd.consuming import Source
@@ -57,7 +57,7 @@ class TwoCores:
     def __init__(self, limits: Limits, links: LinkLimits) -> None:
         self.now = 100.0
         self._limits = limits
-        self._link_limits = links
+        self._link_limits = replace(links, silence=1e9)  # by hand, nobody speaks for speaking's sake
         self._epochs = 0
         self.streams: list[Stream] = []
         self.dialing: list[tuple[int, Link]] = []
@@ -143,8 +143,9 @@ class TwoCores:
                 for src, dst in zip(post.src_blocks, post.dst_blocks, strict=True):
                     self.contents[post.dst.engine_id, layer, dst] = self.contents.get((post.src.engine_id, layer, src))
                     self.reads += 1
-        if not at.desk.op_ended(op_id, self.now, moved=1, ns=1, transport="hand", error=error):
-            at.transfers.op_ended(op_id, self.now, moved=1, ns=1, transport="hand", error=error)
+        how = {"transport": "hand", "lanes": "by hand", "error": error}
+        if not at.desk.op_ended(op_id, self.now, moved=1, ns=1, **how):
+            at.transfers.op_ended(op_id, self.now, moved=1, ns=1, **how)
         self.settle(at)
 
     # -- the network ------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_copy_that_failed(driver: CoreDriver) -> None:
     driver.finish(2, "link down")
     assert bad(driver) == Facts(
         kv_bytes=64, copy_ns=2, transport="hand", first_post_ns=BEGUN_NS, overlapped_bytes=64,
-        offered_ns=7, accepted_ns=9,
+        offered_ns=7, accepted_ns=9, lanes="by hand",
     )  # fmt: skip
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from pdserve.kvd.config import NixlConfig
 from pdserve.kvd.plan import Offsets, Runs
-from pdserve.kvd.transport import nixl_wire as wire
+from pdserve.kvd.transport import child_wire as wire
 from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.chunks import PIECE_BYTES, Cutter, Pace
 from pdserve.kvd.transport.nixl import NixlTransport
-from pdserve.kvd.transport.nixl_chunks import Cutter
 from pdserve.kvd.transport.nixl_lanes import UNKNOWN, plain_words, read_lanes
 from pdserve.kvd.transport.nixl_process import environment
+from pdserve.kvd.transport.nixl_wire import read_card, write_card
 from pdserve.rpc.errors import ConfigError, TransferFailed
 
 CMA = """\
@@ -71,6 +72,18 @@ def test_chunks_are_the_runs_and_none_is_too_long(runs: Runs, piece: int, more: 
     assert pairs(iter(got)) == pairs(asked)
 
 
+def test_chunks_take_as_long_whatever_the_speed() -> None:
+    """Within bounds: a piece, and 64 MiB. What a short copy took says nothing."""
+    pace = Pace()
+    began = pace.chunk_bytes
+    pace.seen(PIECE_BYTES, 1.0)
+    pace.seen(100 * PIECE_BYTES, 0.0)
+    assert pace.chunk_bytes == began
+    for rate, chunk in ((1e9, 4_000_000), (2e9, 8_000_000), (1e3, PIECE_BYTES), (1e12, 64 << 20)):
+        pace.seen(1 << 30, (1 << 30) / rate)
+        assert abs(pace.chunk_bytes - chunk) <= 1
+
+
 def test_nothing_has_no_chunks() -> None:
     """An empty plan."""
     empty = np.empty(0, np.uint64)
@@ -89,10 +102,10 @@ def test_a_stream_is_cut_into_the_messages_that_were_sent(parts: list[bytes], st
 
 def test_a_card_says_where_and_who() -> None:
     """And comes back whole; a longer region than it was made for is refused."""
-    card = wire.read_card(wire.write_card("serves-1", 4096, 100, b"md"), 100)
+    card = read_card(write_card("serves-1", 4096, 100, b"md"), 100)
     assert (card.agent, card.address, card.size, card.metadata) == ("serves-1", 4096, 100, b"md")
     with pytest.raises(TransferFailed, match="for a region of 101"):
-        wire.read_card(wire.write_card("serves-1", 4096, 100, b"md"), 101)
+        read_card(write_card("serves-1", 4096, 100, b"md"), 101)
 
 
 def test_lanes_are_those_of_reads() -> None:

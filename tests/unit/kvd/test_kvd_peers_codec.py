@@ -21,12 +21,23 @@ from pdserve.kvd.peers.messages import (
     Told,
 )
 from pdserve.kvd.registry import Region
-from pdserve.kvd.types import Layout, MemoryKind, RegionKey, Span
+from pdserve.kvd.types import Division, Layout, MemoryKind, Part, RegionKey, Span
 from pdserve.rpc.errors import InvalidRequest
 
 TID = bytes(range(16))
+FACTS = Facts(1, 2, 3, 4, 5, "sim", 7, 8, 9, 10, 11, 12, "lane")
 BEGIN = kvd_pb2.AttachRequest(begin=kvd_pb2.Begin(mode=common_pb2.TRANSFER_MODE_READ))
 REGION = Region(4096, MemoryKind.CUDA, Layout(16, 4, ((Span(0, 64, 32), Span(1024, 64, 32)), (Span(2048, 64, 64),))))
+DIVIDED = Region(
+    4096,
+    MemoryKind.HOST,
+    Layout(
+        16,
+        4,
+        ((Span(0, 64, 64),),),
+        Division(2, 1, 4, (Part("k", 0, 0, 4, 64, 2, 32, 1), Part("v", 0, 2, 4, 64, 1, 0, 2)), 8),
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +52,17 @@ REGION = Region(4096, MemoryKind.CUDA, Layout(16, 4, ((Span(0, 64, 32), Span(102
         Relayed("e", Retract("h", 0, True, "CANCELLED")),
         Relayed("", Cancel(TID, "CANCELLED")),
         Relayed("e", Renew((TID, TID))),
-        Told("e", End("h", TID, Outcome.LANDED, facts=Facts(1, 2, 3, 4, 5, "sim", 7, 8, 9, 10, 11, 12), consumer=2)),
+        Told(
+            "e",
+            End("h", TID, Outcome.LANDED, facts=FACTS, consumer=2),
+        ),
         Told("e", End("h", TID, Outcome.FAILED, "PEER_LOST", "gone")),
         PostOp(2**40, TID, "p", "d", "h", 1, (0, 1), (5, 6), (7, 8)),
+        PostOp(2**40, TID, "p", "d", "h", 1, (0, 1), (5, 5), (7, 8), source_rank=3, first=2**33),
+        PeerEngine("e", 1, {"model": "m"}, {0: DIVIDED}),
         CancelOp(9),
         TearDown((1, 2)),
-        OpEnded(3, 10**12, 5, "nixl", ""),
+        OpEnded(3, 10**12, 5, "nixl", "", "tcp/eth0"),
         OpEnded(3, error="it failed"),
     ],
 )
@@ -64,7 +80,7 @@ def test_a_frame_that_only_acknowledges() -> None:
 
 def test_a_greeting_survives_the_wire() -> None:
     """With the nonce that its answer must be signed over."""
-    greeting = Greeting("epoch", "1.0", 1, "node", "a:1", "boot", 5, 6, 7, True, 8)
+    greeting = Greeting("epoch", "1.0", 1, "node", "a:1", "boot", 5, 6, 7, True, 8, 1000)
     assert codec.decode_greeting(codec.encode_greeting(greeting, b"nonce")) == (greeting, b"nonce")
 
 

@@ -261,3 +261,68 @@ def test_stamps_are_converted_to_ones_own_clock_and_back() -> None:
     assert ahead.ours(5_000) == 4_000
     assert ahead.seen_from_there.ours(ahead.ours(5_000)) == 5_000
     assert ahead.ours(0) == 0
+
+
+def speaking(low: Side, high: Side, now: float = 0.0) -> tuple[Link, Link]:
+    """The two halves of a link whose sides say that they speak every second."""
+    ours = low.links.towards(high.address, now)
+    low.links.dials(now)
+    theirs, _, resumed = high.links.hello(low.says(ours, beat_ms=1000), now)
+    low.links.welcomed(ours, high.says(theirs, held=resumed, beat_ms=1000), now)
+    return ours, theirs
+
+
+def test_a_peer_that_falls_silent_is_held_for_the_grace_and_then_lost(low: Side, high: Side) -> None:
+    """From its last word: first its stream is taken for gone, then the link is lost, and why is told."""
+    mine, _ = speaking(low, high)
+    low.links.heard(mine, 3.0)
+    assert low.links.next_deadline() == 9.0
+    low.links.expire(8.9)
+    assert mine.state is LinkState.OPEN
+    low.links.expire(9.0)
+    assert (mine.state, low.links.dials(9.0)) == (LinkState.AWAY, [mine])
+    low.links.expire(11.0)
+    ((lost, error),) = low.lost
+    assert (lost, len(low.links)) == (mine, 0)
+    assert isinstance(error, PeerLost)
+    assert "it has said nothing for 6.0 s" in error.message
+
+
+def test_a_peer_that_wakes_up_within_the_grace_goes_on(low: Side, high: Side) -> None:
+    """Over another stream; nothing is lost."""
+    mine, theirs = speaking(low, high)
+    low.links.send(mine, CancelOp(1), 0)
+    low.links.expire(6.0)
+    assert low.links.dials(6.0) == [mine]
+    again, _, resumed = high.links.hello(low.says(mine, beat_ms=1000), 7.0)
+    low.links.welcomed(mine, high.says(again, held=resumed, beat_ms=1000), 7.0)
+    assert (resumed, again, mine.state, low.lost) == (True, theirs, LinkState.OPEN, [])
+    low.links.expire(12.9)
+    assert mine.state is LinkState.OPEN
+
+
+def test_who_does_not_say_how_often_it_speaks_may_be_silent_as_long_as_any(low: Side, high: Side) -> None:
+    """What a peer says of itself can only make it longer."""
+    mine, _ = connected(low, high)
+    assert low.links.next_deadline() == 6.0
+    assert [state_at(low, mine, now) for now in (5.9, 6.0)] == [LinkState.OPEN, LinkState.AWAY]
+
+
+def state_at(side: Side, link: Link, now: float) -> LinkState:
+    """Where a link is once all that is due has been given up."""
+    side.links.expire(now)
+    return link.state
+
+
+def test_time_in_which_this_daemon_stood_still_is_no_silence(low: Side, high: Side) -> None:
+    """Nobody could be heard in it."""
+    mine, _ = speaking(low, high)
+    low.links.put_off(100.0)
+    assert [state_at(low, mine, now) for now in (105.9, 106.0)] == [LinkState.OPEN, LinkState.AWAY]
+
+
+def test_a_peer_that_speaks_seldom_has_three_of_its_pauses(low: Side, high: Side) -> None:
+    """Whatever this side would bear."""
+    mine, _ = speaking(low, high)
+    mine.peer = high.says(beat_ms=10_000)
+    assert [state_at(low, mine, now) for now in (29.9, 30.0)] == [LinkState.OPEN, LinkState.AWAY]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.kvd.plan import Planner, layout_difference, make_plan
+from pdserve.kvd.plan import Planner, make_plan
+from pdserve.kvd.reshard import layout_difference
 from pdserve.kvd.types import Layout, Span
 from pdserve.rpc.errors import IncompatibleEngines
 
@@ -94,9 +95,10 @@ def test_neighbours_are_merged_and_only_where_both_sides_are() -> None:
     ],
 )
 def test_layouts_that_need_a_conversion_are_refused_by_name(other: Layout, name: str) -> None:
-    """Unequal block size, layers or bytes per block: refused, and the message says which."""
+    """Unequal block size, layers or bytes per block of blocks that are not known to divide: refused, and the message
+    says which."""
     ours = Layout(16, 4, ((Span(0, 64, 64),),))
-    assert list(layout_difference(ours, other)) == [name]
+    assert list(layout_difference([ours], [other])) == [name]
     with pytest.raises(IncompatibleEngines) as caught:
         make_plan(ours, other, [0], [0], [0])
     assert name in caught.value.message

@@ -7,7 +7,7 @@ from pdserve.kvd.client.messages import Fenced, Outcome
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.notices import Chunk, LayerReady
 from pdserve.kvd.testing import CoreDriver
-from pdserve.kvd.types import Mode
+from pdserve.kvd.types import PROTOCOL, Mode
 from pdserve.rpc.errors import InvalidRequest
 
 T = b"transfer-0000001"
@@ -454,7 +454,7 @@ def test_a_producer_whose_consumers_have_all_gone_is_ended_at_once(driver: CoreD
 
 def test_engines_that_differ_are_refused_and_named(driver: CoreDriver) -> None:
     """Another identity: the consumer hears what differs, the producer that its consumer failed."""
-    driver.registry.hello("X", 1, 1, {"model": "other"})
+    driver.registry.hello("X", 1, PROTOCOL, {"model": "other"})
     driver.offer("P", "p", T, (3,))
     driver.accept("X", "x", T, (5,), "P")
     assert how(driver, "X", "x") == (Outcome.FAILED, "INCOMPATIBLE_ENGINES")

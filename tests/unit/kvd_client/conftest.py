@@ -68,7 +68,7 @@ class ScriptedKvd(kvd_pb2_grpc.KvdServicer):
 
     async def next(self, kind: str) -> Any:
         """The next message; it must be of this kind."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             message = await self.received.get()
         assert message.WhichOneof("message") == kind, message
         return getattr(message, kind)

@@ -25,13 +25,13 @@ from pdserve.kvd.client import (
     Retract,
     Welcome,
 )
-from pdserve.kvd.types import Mode
+from pdserve.kvd.types import PROTOCOL, Mode
 from pdserve.rpc.errors import IncompatibleEngines, KvdUnavailable, PdserveError
 from pdserve.rpc.status import DETAILS_KEY, details
 
 TID = bytes(range(16))
 QUICK = AttachConfig(welcome_timeout=0.5, reconnect_deadline=0.3, backoff_first=0.01, backoff_most=0.05)
-PATIENT = AttachConfig(welcome_timeout=0.5, reconnect_deadline=20.0, backoff_first=0.01, backoff_most=0.05)
+PATIENT = AttachConfig(welcome_timeout=20.0, reconnect_deadline=20.0, backoff_first=0.01, backoff_most=0.05)
 
 
 def hello(participant: Participant = Participant.SCHEDULER) -> Hello:
@@ -44,7 +44,7 @@ def end_of(handle: str, **more: Any) -> kvd_pb2.End:
 
 async def until(condition: Any) -> None:
     """Waits for something that another task is about to do."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.005)
 
@@ -62,7 +62,7 @@ async def test_messages_arrive_as_they_were_sent(kvd: Any) -> None:
     attachment.send(Cancel(TID, "CANCELLED"))
     came = await kvd.hellos.get()
     assert (came.engine_id, came.rank, came.ranks, came.protocol, dict(came.identity)) == (
-        "engine", 1, 2, 1, {"model": "m"},
+        "engine", 1, 2, PROTOCOL, {"model": "m"},
     )  # fmt: skip
     begin = await kvd.next("begin")
     assert (begin.handle, begin.transfer_id, begin.consumers) == ("p", TID, 2)
@@ -138,10 +138,10 @@ async def test_what_is_open_for_long_is_said_again(kvd: Any) -> None:
     assert (await kvd.next("accept")) == (await kvd.next("accept"))
     kvd.say(end=end_of("c"))
     await until(lambda: attachment.open_handles == 0)
-    while not kvd.received.empty():
-        kvd.received.get_nowait()
     attachment.send(Accept("d", TID, 0, (7,), 0, ticket=b"t"))
-    assert {(await kvd.next("accept")).handle for _ in range(3)} == {"d"}
+    while (await kvd.next("accept")).handle != "d":
+        pass  # what was on its way when its end came
+    assert {(await kvd.next("accept")).handle for _ in range(4)} == {"d"}
     await attachment.aclose()
 
 
@@ -261,7 +261,7 @@ async def test_start_without_a_kvd_fails_in_time(tmp_path: Any) -> None:
     began = time.monotonic()
     with pytest.raises(KvdUnavailable):
         await AsyncAttachment(str(tmp_path / "none.sock"), hello(), config=QUICK).start(0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 async def test_a_silent_kvd_is_given_up(kvd: Any) -> None:

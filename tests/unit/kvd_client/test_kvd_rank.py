@@ -21,7 +21,7 @@ READY = notices.LayerReady("engine", 0, 1, 2)
 @pytest.fixture
 def memory() -> Iterator[Memory]:
     """A small memfd."""
-    fd = os.memfd_create("test", os.MFD_CLOEXEC)
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 256)
     yield Memory(fd, 256, LAYOUT)
     os.close(fd)

@@ -15,8 +15,9 @@ from pdserve.bench.workload.files import read_trace
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning import check, words
 from pdserve.planner.planning.candidates import Budget
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.document import document
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload, of_trace
 from pdserve.planner.profile_file import load

@@ -10,7 +10,8 @@ from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning import trial
 from pdserve.planner.planning.candidates import Budget, Candidate, candidates
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.decision import Settings, decide
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile import Profile

@@ -169,6 +169,28 @@ def test_misfit_is_not_lost(profiled: Callable[..., int], tmp_path: Path, capsys
     assert load(path).fit["misfit"]
 
 
+def test_broken_off_measurement_is_kept_and_marked(
+    profiled: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured before a request failed is written beside, whatever --keep says, as what the plan refuses; the
+    reason is said, with status 1. Where it is too little for a fit, that is said, and nothing is written."""
+    path, beside = tmp_path / "mine.toml", tmp_path / "mine.partial.toml"
+    data = dataclasses.replace(measured(), broke_off="the engine is gone (ENGINE_DIED)")
+    assert profiled(data, "--out", str(path), "--keep") == 1
+    out, err = capsys.readouterr()
+    assert "prefill  " in out
+    assert (
+        f"broke off: the engine is gone (ENGINE_DIED); the profile of what was measured, marked, is in {beside}" in err
+    )
+    assert not path.exists()
+    assert main(["plan", "--profile", str(beside), *SIZE, *LOAD, "--engines", "2"]) == 1
+    assert "does not fit what was measured: the measurement broke off: the engine is gone" in capsys.readouterr().err
+    beside.unlink()
+    assert profiled(dataclasses.replace(data, decode=()), "--out", str(path)) == 1
+    assert "(ENGINE_DIED); too little was measured to be kept: decode: 0 points" in capsys.readouterr().err
+    assert not beside.exists()
+
+
 def test_place_that_cannot_be_written_is_found_first(
     profiled: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

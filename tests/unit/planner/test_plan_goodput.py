@@ -36,18 +36,23 @@ def test_interval_holds_the_tolerance_of_the_bisection(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("slo", "why"),
-    [(Slo(ttft=30.0), "90% and more are good at 0.64 req/s still"), (Slo(itl=0.0241), "not even at 0.0000195 req/s")],
+    ("slo", "why", "held"),
+    [
+        (Slo(ttft=30.0), "90% and more are good at 0.64 req/s still", 0.64),
+        (Slo(itl=0.0241), "not even at 0.0000195 req/s", 0.0),
+    ],
     ids=["too high", "none"],
 )
-def test_goodput_that_is_not_found_says_why(monkeypatch: pytest.MonkeyPatch, slo: Slo, why: str) -> None:
-    """A rate above 128 times the given one, or none down to 1/256 of it: there is no number, and a reason."""
+def test_goodput_that_is_not_found_says_why(monkeypatch: pytest.MonkeyPatch, slo: Slo, why: str, held: float) -> None:
+    """A rate above 128 times the given one, or none down to 1/256 of it: there is no number, a reason, and the rate up
+    to which it holds."""
     if "not even" in why:
         # Nothing meets it: the trial's verdict, not the simulator, is what this is about.
         monkeypatch.setattr("pdserve.planner.planning.goodputs.THRESHOLD", 1.01)
     found = goodput(ask(0.005, slo), PAIR, 0, 100)
     assert found.value is None
     assert why in found.why
+    assert found.held == pytest.approx(held)
 
 
 def test_plan_says_that_goodput_was_not_found() -> None:

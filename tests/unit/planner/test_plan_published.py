@@ -9,8 +9,9 @@ from pdserve.bench.workload.lengths import Span
 from pdserve.planner.fit import RATIO_SLO
 from pdserve.planner.planning import words
 from pdserve.planner.planning.candidates import Budget, Kind, candidates
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.floors import floors
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile_file import load

@@ -1,7 +1,8 @@
 """A number of accelerators as few wide engines, as more narrow ones, or split: one plan weighs all of them."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -9,13 +10,17 @@ from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
 from pdserve.cli.__main__ import main
 from pdserve.planner.planning import words
-from pdserve.planner.planning.candidates import Budget, candidates
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.candidates import Budget, Candidate, candidates
+from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.document import document
+from pdserve.planner.planning.floors import floors
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload
+from pdserve.planner.profile import Profile, with_costs
 from pdserve.planner.profile_file import load
 from pdserve.planner.published import load_published
+from pdserve.planner.simulator import Mode
 from pdserve.rpc.errors import ConfigError
 
 PROFILE = replace(load("mi300x"), siblings=(load("mi300x-tp8"),))
@@ -67,6 +72,69 @@ def test_each_size_has_as_many_engines_as_fit() -> None:
         "4 colocated (mi300x)",
         "2 colocated (mi300x-tp8)",
     ]
+
+
+def wide(layers: int = 94) -> Profile:
+    """Beside `mi300x` such engines of eight accelerators: prompts take half as long, a decode step two thirds, and the
+    hand-over is the slower one by half."""
+    narrow = load("mi300x")
+    roles: dict[str, Any] = {}
+    for name, role in narrow.roles.items():
+        costs = {
+            cost: value * (0.66 if cost.startswith("decode") else 0.5) for cost, value in asdict(role.spec.cost).items()
+        }
+        roles[name] = replace(with_costs(role, **costs), accelerators=8)
+    handover = replace(narrow.handover, tail=1.5 * narrow.handover.tail, layers=layers)
+    return replace(narrow, siblings=(replace(narrow, name="wide", handover=handover, **roles),))
+
+
+def test_a_split_may_have_two_sizes() -> None:
+    """Of sixteen accelerators one wide engine and two narrow ones make a pair, each way round; the wide ones alone two,
+    the narrow ones alone four. Engines of another model make none."""
+    found = [one.label for one in candidates(wide(), Budget(gpus=16)) if one.mode is Mode.READ]
+    assert found == [
+        "1P:3D READ (mi300x)",
+        "2P:2D READ (mi300x)",
+        "3P:1D READ (mi300x)",
+        "1P:1D READ (wide)",
+        "2P:1D READ (mi300x to wide)",
+        "1P:2D READ (wide to mi300x)",
+    ]
+    assert [way.accelerators(wide()) for way in candidates(wide(), Budget(gpus=16))[-2:]] == [16, 16]
+    assert wide(layers=61).mixed == ()
+    assert load("mi300x").mixed == ()
+
+
+@pytest.mark.parametrize("mode", [Mode.READ, Mode.WRITE])
+def test_a_request_between_two_sizes(mode: Mode) -> None:
+    """A lone one in a split of two sizes: the wide engine's prompt, the narrow one's steps, and of the hand-over the
+    slower figures: by hand."""
+    profile = wide()
+    question = Question(profile, Workload(Span(2000, 2000), Span(100, 100), rate=0.5), Slo(ttft=1.0, itl=0.1))
+    mixed = Candidate(mode, 1, 1, profile="wide to mi300x")
+    alone = floors(question, [mixed])[mixed.kind]
+    narrow, fast = profile, profile.named("wide")
+    assert narrow.decode is not None
+    assert fast.prefill is not None
+    step = narrow.decode.spec.cost.step_time(0, 1, 2000)
+    moved = 2000 * narrow.handover.bytes_per_token / narrow.handover.bandwidth
+    between = moved + narrow.handover.serialization if mode is Mode.READ else moved / 94
+    prompt = fast.prefill.spec.cost.step_time(2000, 0, 0)
+    assert alone.itl == pytest.approx(step)
+    assert alone.ttft == pytest.approx(narrow.dispatch + prompt + between + fast.handover.tail + step)
+
+
+def test_two_sizes_are_chosen_where_they_are_best() -> None:
+    """Twelve accelerators, and a TTFT that only the wide engine's prompts meet: one wide prefill engine and a narrow
+    decode engine, which is what the bench command needs, and with what was assumed."""
+    question = Question(wide(), Workload(Span(6000, 6000), Span(300, 300), rate=1.0), Slo(ttft=0.42, itl=0.03))
+    plan = decide(question, Budget(gpus=12), QUICK)
+    said = words.report(plan)
+    print(said)
+    assert plan.best.candidate.shape == "1P:1D (wide to mi300x)"
+    assert "To check it, with 1 prefill and 1 decode engine (wide to mi300x) ready:" in said
+    assert "a hand-over between engines of two profiles costs, no profile says" in " ".join(said.split())
+    assert document(plan)["answer"]["profile"] == "wide to mi300x"
 
 
 def test_a_lone_request_is_judged_by_each_size() -> None:

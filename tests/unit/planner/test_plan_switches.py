@@ -1,5 +1,7 @@
 """What would change the answer: searched in a stated range, and never against the verdict."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,11 +11,15 @@ from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning.axes import Axis, axes
 from pdserve.planner.planning.candidates import Budget, Candidate, candidates
 from pdserve.planner.planning.changes import changes
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.document import document
 from pdserve.planner.planning.floors import floors
-from pdserve.planner.planning.screening import LOWER
-from pdserve.planner.planning.switches import Facts, Searched, Switch, switches
+from pdserve.planner.planning.goodputs import Goodput
+from pdserve.planner.planning.plan import Plan
+from pdserve.planner.planning.ranking import Ranked
+from pdserve.planner.planning.rivals import Facts
+from pdserve.planner.planning.screening import LOWER, Screened
+from pdserve.planner.planning.switches import Searched, Switch, switches
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile_file import load
@@ -39,6 +45,18 @@ def of(plan: Plan, what: str) -> list[Switch]:
     """Its changes of one figure."""
     assert plan.searched is not None
     return [one for one in plan.searched.switches if one.what == what]
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`only(name, ...)`: plans move these figures alone: no time goes into those that a test does not look at."""
+
+    def call(*names: str) -> None:
+        monkeypatch.setattr(
+            "pdserve.planner.planning.decision.axes", lambda *given: (one for one in axes(*given) if one.what in names)
+        )
+
+    return call
 
 
 def every_axis(question: Question) -> dict[str, Axis]:
@@ -73,9 +91,10 @@ def test_looks_reach_both_ends(name: str) -> None:
     assert axis.low in (axis.now, *down)
 
 
-def test_far_change_is_found() -> None:
+def test_far_change_is_found(only: Callable[..., None]) -> None:
     """The rate at which colocated engines do as well is a tenth of the load; and the one at which nothing holds is
     found above it, though it is more than four times as much."""
+    only("rate")
     low = of(planned(ask(4.0, output=1000)), "rate")[0]
     print(low)
     assert low.to == TWO
@@ -85,8 +104,9 @@ def test_far_change_is_found() -> None:
     assert high.other > 4 * high.now
 
 
-def test_change_is_where_the_plan_changes() -> None:
+def test_change_is_where_the_plan_changes(only: Callable[..., None]) -> None:
     """Asked again at either end of what it says, a plan gives the answer that it says there."""
+    only("ITL SLO")
     plan = planned(ask(4.0))
     (switch,) = (one for one in of(plan, "ITL SLO") if one.other > one.now)
     again = {
@@ -98,9 +118,10 @@ def test_change_is_where_the_plan_changes() -> None:
     assert switch.other <= 1.1 * switch.still
 
 
-def test_nothing_that_changes_it_has_its_range() -> None:
+def test_nothing_that_changes_it_has_its_range(only: Callable[..., None]) -> None:
     """Directions in which nothing changes the answer are named with how far was looked; where nothing at all does, that
     is said, with the ranges."""
+    only("TTFT SLO", "ITL SLO")
     plan = planned(ask(4.0))
     assert plan.searched is not None
     text, items = changes(plan.searched, plan.best.candidate)
@@ -125,14 +146,40 @@ def test_verdict_is_not_contradicted_by_short_runs(rate: float, said: Candidate)
     """Whatever the verdict, right or wrong by short runs: no other way is said to be better right beside the given
     figures. Here colocated engines are the verdict where they hold nothing, and a split where both hold everything."""
     question = ask(rate)
-    found = switches(question, Facts(said), [TWO, PAIR], list(every_axis(question).values()), 0, 100)
+    beside = [near_by(axis) for axis in every_axis(question).values()]
+    found = switches(question, Facts(said), [TWO, PAIR], beside, 0, 100)
     print(*found.switches, sep="\n")
     assert [one for one in found.switches if one.to is not None and one.still == one.now] == []
 
 
-def test_load_that_was_too_much_is_too_much() -> None:
+def near_by(axis: Axis) -> Axis:
+    """With the first look in each direction alone: a change right beside the given figure is found by it, or not."""
+    ends = [next(axis.looks(up=up), axis.now) for up in (False, True)]
+    return replace(axis, low=ends[0], high=ends[1])
+
+
+def test_goodput_that_is_too_high_to_be_found_is_not_contradicted(
+    only: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan says that 90 % are good at 200 req/s still: then it does not say that from 10 on not half are."""
+    only("rate")
+    found = [one for one in of(planned(ask(4.0)), "rate") if one.to is None]
+    assert found[0].other < 200.0, "by its runs alone it would say so"
+
+    def ranked(screened: Screened, requests: int | None) -> Ranked:
+        high = Goodput(None, "90% and more are good at 200 req/s still", math.inf, 200.0)
+        return Ranked(screened, {screened.best.candidate: high})
+
+    monkeypatch.setattr("pdserve.planner.planning.decision.rank", ranked)
+    plan = planned(ask(4.0), replace(SETTINGS, goodput=True))
+    print(*of(plan, "rate"), sep="\n")
+    assert [one for one in of(plan, "rate") if one.to is None and one.other <= 200.0] == []
+
+
+def test_load_that_was_too_much_is_too_much(only: Callable[..., None]) -> None:
     """A plan that goes down from 20 to what is held says the same below: nothing holds at the load above the planned
     one, however well short runs do there. And up to its goodput there is no load at which nothing holds."""
+    only("rate")
     plan = decide(ask(20.0), Budget(engines=2), Settings(binding=False))
     planned_rate = plan.question.workload.rate or 0.0
     assert planned_rate < 20.0

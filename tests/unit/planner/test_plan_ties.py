@@ -8,9 +8,10 @@ from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning import words
 from pdserve.planner.planning.candidates import Budget, Candidate
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.document import document
 from pdserve.planner.planning.goodputs import goodput
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.trial import Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile_file import load

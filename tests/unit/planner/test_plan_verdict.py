@@ -10,10 +10,11 @@ from pdserve.bench.slo import Slo
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning import figure, page, verdict, words
 from pdserve.planner.planning.candidates import Budget, Candidate, Kind, candidates
-from pdserve.planner.planning.decision import Plan, Settings, decide
+from pdserve.planner.planning.decision import Settings, decide
 from pdserve.planner.planning.document import document
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.present import Present
 from pdserve.planner.planning.trial import Judged, Question
 from pdserve.planner.planning.workload import Workload

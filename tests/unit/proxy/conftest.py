@@ -73,7 +73,8 @@ async def deploy() -> AsyncIterator[Deploy]:
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> Deployment:
-            config = flags.from_mapping(ProxyConfig, {"beat_interval": 60.0} | settings)
+            usual = {"beat_interval": 60.0, "beats_settle": 0, "hold_timeout": 0.0}
+            config = flags.from_mapping(ProxyConfig, usual | settings)
             app = await ProxyApp.start(config, Signer(KEY), Clock(), os.urandom)
             stack.push_async_callback(app.aclose)
             return Deployment(app, stack)

@@ -169,6 +169,26 @@ async def test_who_gives_up_makes_room_for_those_behind() -> None:
     assert grant.decode.tokens == 16
 
 
+async def test_a_grant_that_meets_the_end_of_its_wait_is_not_lost() -> None:
+    """A waiter gives up, and the one behind it gets the place in the turn of the loop in which its own time is over, as
+    on a busy machine: it has the place, and nothing is reserved for nobody."""
+    rig, loop = Rig(), asyncio.get_running_loop()
+    first = await rig.admission.admit(rig.claim(96), FAR)
+    at = time.monotonic() + 0.05
+    long = asyncio.create_task(rig.admission.admit(rig.claim(150), at))
+    await waiting(rig, 1)
+    short = asyncio.create_task(rig.admission.admit(rig.claim(16), at + 0.1))
+    await waiting(rig, 2)
+    loop.call_at(at + 0.001, time.sleep, 0.2)  # behind the end of the first one's time, before it has heard of that
+    time.sleep(max(at + 0.002 - time.monotonic(), 0.0))  # noqa: ASYNC251 - so that both come in one turn
+    with pytest.raises(DeadlinePassed):
+        await long
+    for grant in (first, await short):
+        grant.release_prefill()
+        grant.release_decode()
+    assert rig.held() == 0
+
+
 async def test_a_grant_that_meets_a_cancellation_comes_back() -> None:
     """Granted and cancelled in the same turn of the loop: nothing stays reserved."""
     rig = Rig()

@@ -518,7 +518,7 @@ async def test_the_deadline_goes_with_the_legs() -> None:
     job = rig.job(deadline=time.monotonic() + 30)
     run = rig.start(job)
     prefill = await rig.legs.nth_prefill(0)
-    assert 29 < prefill.timeout <= 30
+    assert 20 < prefill.timeout <= 30
     assert prefill.traceparent == f"00-{'1' * 32}-{job.trace.attempt_id(1)}-01"
     await run.cancel()
     await rig.nothing_is_held()

@@ -130,8 +130,8 @@ async def test_a_stuck_engine_is_cut_off(deploy: Any) -> None:
 
 
 async def test_silence_evicts(deploy: Any) -> None:
-    """Missed beats, though the channel is up."""
-    deployment = await deploy(beat_interval=0.02)
+    """Missed beats, though the channel is up. One that comes after all brings the engine back, for as long again."""
+    deployment = await deploy(beat_interval=0.2)
     engine = FakeEngine("prefill", deployment.signer)
     await engine.start()
     try:

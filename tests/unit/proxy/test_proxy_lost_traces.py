@@ -24,6 +24,7 @@ from pdserve.runtime.signing import Signer
 from pdserve.runtime.telemetry import catalogue, names, settings
 from pdserve.runtime.telemetry.metrics import Metrics
 from pdserve.runtime.telemetry.span import Counts
+from tests.unit.proxy import undisturbed
 from tests.unit.telemetry.collector import Collector
 from tests.unit.telemetry.exposed import parse
 
@@ -41,7 +42,7 @@ async def proxy() -> AsyncIterator[aiohttp.ClientSession]:
 
     async with asyncio.timeout(40), AsyncExitStack() as stack:
         lines = stack.enter_context(capture_logs())
-        running = asyncio.create_task(serve(ProxyConfig(), signer, shutdown))
+        running = asyncio.create_task(serve(ProxyConfig(beat_interval=60.0), signer, shutdown))
         stack.callback(gc.unfreeze)
         stack.push_async_callback(lambda: running)
         stack.callback(shutdown.request)
@@ -85,7 +86,8 @@ async def test_spans_are_counted_by_what_became_of_them(
     collector = Collector()
     await collector.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
+    monkeypatch.setattr("pdserve.proxy.__main__.command", undisturbed.command)
     try:
         async with proxy() as session:
             assert gc.get_freeze_count() > 0, "what a start leaves is not looked at again"

@@ -32,6 +32,7 @@ def test_flags_become_the_config() -> None:
         {"grpc_port": 65536},
         {"admission_queue": 0},
         {"retries": -1},
+        {"beats_settle": -1},
         {"beat_interval": float("nan")},
         {"tokenizer": ("x",)},
     ],

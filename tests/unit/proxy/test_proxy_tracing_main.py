@@ -60,8 +60,17 @@ async def test_the_command_sends_what_it_traced_before_it_ends() -> None:
     await collector.start()
     engines = [FakeEngine(role, signer, handovers) for role in ("prefill", "decode")]
     environ = dict(os.environ) | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
+    code = (
+        "import sys\n"
+        "from pdserve.proxy import __main__ as proxy\n"
+        "from tests.unit.proxy.undisturbed import command\n"
+        "proxy.command = command\n"
+        "sys.exit(proxy.main())\n"
+    )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pdserve.proxy", "--log-format", "json"), stderr=asyncio.subprocess.PIPE, env=environ
+        *(sys.executable, "-c", code, "--log-format", "json", "--beat-interval", "60"),
+        stderr=asyncio.subprocess.PIPE,
+        env=environ,
     )
     assert process.stderr is not None
 

@@ -33,7 +33,7 @@ async def test_the_second_takes_over_while_the_first_is_behind(collector: Collec
             assert sink.second is not None
             await until(lambda: sink.second is not None and sink.second.ready)
             sink(numbered(3))
-            await collector.until(lambda: f"{3:032x}" in collector.traces())
+            await collector.until(lambda: f"{3:032x}" in collector.traces(), 40.0)
         assert [line["event"] for line in lines] == ["traces_behind"]
         assert set(collector.traces()) == {f"{3:032x}"}
         assert sink.first.unread == 2
@@ -50,7 +50,7 @@ async def test_the_second_takes_over_while_the_first_is_behind(collector: Collec
 
 async def test_a_full_socket_calls_the_second(collector: Collector) -> None:
     """Long before a second has passed, where there is no room any more."""
-    async with Relieved(COMMAND, URGENT, At(), late=3600.0) as sink:
+    async with Relieved(COMMAND, COMMAND, At(), late=3600.0) as sink:
         await until(lambda: sink.first.ready)
         os.kill(sink.first.pid, signal.SIGSTOP)
         number = 0
@@ -65,10 +65,10 @@ async def test_a_full_socket_calls_the_second(collector: Collector) -> None:
 
 
 async def test_who_keeps_up_stays_alone(collector: Collector) -> None:
-    """There is no second process without need."""
-    async with Relieved(COMMAND, URGENT, At()) as sink:
+    """There is no second process without need. Fifty records have room in the socket, however late it looks."""
+    async with Relieved(COMMAND, URGENT, At(), late=60.0) as sink:
         await until(lambda: sink.first.ready)
-        for number in range(1, 101):
+        for number in range(1, 51):
             sink(numbered(number))
-        await until(lambda: sink.counts == Counts(exported=100 * WHOLE, dropped=0, failed=0))
+        await until(lambda: sink.counts == Counts(exported=50 * WHOLE, dropped=0, failed=0))
         assert sink.second is None

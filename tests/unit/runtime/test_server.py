@@ -109,7 +109,7 @@ async def test_health_can_be_watched(world: World) -> None:
     assert (await watch.read()).status == NOT_SERVING
     await world.server.serving(True)
     assert (await watch.read()).status == SERVING
-    stop = asyncio.create_task(world.server.stop(0.2))
+    stop = asyncio.create_task(world.server.stop(1.0))
     assert (await watch.read()).status == NOT_SERVING
     await asyncio.wait_for(stop, 5)
 
@@ -185,7 +185,7 @@ async def test_a_call_ends_with_the_error_of_its_work(world: World, error: Excep
 async def test_work_ends_with_its_call(world: World, how: str) -> None:
     """However the caller leaves, the work is cancelled and cleans up, beyond the call's own end."""
     world.work.may_clean.clear()
-    call = world.stub.Prefill(prefill_pb2.PrefillRequest(), timeout=0.2 if how == "deadline" else 30)
+    call = world.stub.Prefill(prefill_pb2.PrefillRequest(), timeout=1.0 if how == "deadline" else 30)
     await call.read()
     if how == "cancel":
         call.cancel()

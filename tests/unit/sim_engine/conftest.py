@@ -33,7 +33,7 @@ async def collect(engine: SimEngine, request: Request) -> list[Output]:
     return [output async for output in engine.generate(request)]
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     """Polls for what another task is about to do; fails after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is awaited has no event
@@ -59,7 +59,7 @@ class Gate:
     async def let(self, count: int) -> None:
         """Lets `count` pauses pass, one after another, and returns at the next one."""
         for _ in range(count):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await self._arrived.wait()
                 self._arrived.clear()
                 self._permits.release()

@@ -54,16 +54,16 @@ async def test_both_hosts_hear_the_ends_with_facts(cluster: Any, helpers: Any, m
 
 
 async def test_a_lease_lives_while_it_is_watched(helpers: Any) -> None:
-    """Renewed every third of it, a lease of 0.2 s outlives a second; unwatched it expires and the
-    producer's blocks come back."""
-    async with running_kvd(lease=0.2, accept=60) as kvd:
+    """Renewed every third of it, a lease of a second outlives two and a half; unwatched it expires and
+    the producer's blocks come back."""
+    async with running_kvd(lease=1.0, accept=60) as kvd:
         engine = await SimEngine.start(SimConfig(), kvd.socket)
         host = await host_of(kvd, engine)
         cluster = helpers.Cluster(kvd, None)
         tid = helpers.transfer_id()
         watch = host.register(tid)
         await helpers.collect(engine, cluster.produce(PROMPT, Mode.READ, tid))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.5)
         assert watch.result is None
         with pytest.raises(DeadlinePassed):
             await watch.end(0.01)
@@ -76,7 +76,7 @@ async def test_a_lease_lives_while_it_is_watched(helpers: Any) -> None:
 async def test_an_offer_lives_while_decode_still_wants_it(helpers: Any) -> None:
     """A request that stands in decode's queue for longer than kvd's accept deadline: its service's watch
     keeps the offer; without the watch it expires and the producer's blocks come back."""
-    async with running_kvd(accept=0.2) as kvd:
+    async with running_kvd(accept=1.0) as kvd:
         engine, other = [await SimEngine.start(SimConfig(), kvd.socket) for _ in range(2)]
         host, waiting = await host_of(kvd, engine), await host_of(kvd, other)
         local = helpers.Cluster(kvd, None)
@@ -84,9 +84,9 @@ async def test_an_offer_lives_while_decode_still_wants_it(helpers: Any) -> None:
         with host.register(tid) as made:
             with waiting.register(tid, 0):
                 await helpers.collect(engine, local.produce(PROMPT, Mode.READ, tid))
-                await asyncio.sleep(1.0)  # five accept deadlines
+                await asyncio.sleep(2.5)  # more than two accept deadlines
                 assert made.result is None
-            end = await made.end(5)
+            end = await made.end(20)
         assert end.outcome is Outcome.EXPIRED
         for closing in (host, waiting, engine, other):
             await closing.aclose()
@@ -133,8 +133,8 @@ async def test_an_end_is_watched_by_one(cluster: Any) -> None:
 
 
 async def test_a_lost_kvd_ends_every_watch(helpers: Any) -> None:
-    """When kvd stays away, watches end with KVD_UNAVAILABLE within the reconnect deadline, and new
-    ones are refused at once."""
+    """When kvd stays away, watches end with KVD_UNAVAILABLE within the reconnect deadline (here 0.3 s,
+    else 5 s), and new ones are refused at once."""
     async with running_kvd() as kvd:
         engine = await SimEngine.start(SimConfig(), kvd.socket)
         host = await host_of(kvd, engine)
@@ -142,7 +142,7 @@ async def test_a_lost_kvd_ends_every_watch(helpers: Any) -> None:
     began = time.monotonic()
     end = await watch.end(5)
     assert (end.outcome, end.reason) == (Outcome.FAILED, "KVD_UNAVAILABLE")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 4
     with pytest.raises(KvdUnavailable):
         host.register(helpers.transfer_id())
     await host.aclose()
@@ -169,10 +169,10 @@ async def test_a_kvd_that_restarts_costs_only_what_was_in_flight(helpers: Any, t
         cluster = helpers.Cluster(kvd, None)
         await helpers.collect(p, cluster.produce(PROMPT, Mode.READ, helpers.transfer_id()))
         assert not p.idle
-    async with running_kvd(tmp_path / "k", accept=0.5) as kvd:
+    async with running_kvd(tmp_path / "k", accept=2.0) as kvd:
         cluster = helpers.Cluster(kvd, None, [p, d])
         await helpers.until(lambda: p.idle)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while True:  # while it re-attaches an engine may still answer KVD_UNAVAILABLE, and nothing else
                 try:
                     _, got = await cluster.hand_over(p, d, PROMPT, Mode.WRITE)

@@ -13,8 +13,9 @@ from pdserve.engine.port import Finish, Sampling
 from pdserve.engine.sim import content
 from pdserve.engine.sim.answer import Answer
 from pdserve.engine.sim.blocks import BlockPool
-from pdserve.engine.sim.config import EOS, SimConfig
-from pdserve.engine.sim.memory import SimMemory, layout_of
+from pdserve.engine.sim.config import EOS, KvOrder, SimConfig
+from pdserve.engine.sim.layout import layout_of
+from pdserve.engine.sim.memory import SimMemory
 from pdserve.rpc.errors import ConfigError, PdserveError
 
 tokens = st.lists(st.integers(0, 257), min_size=1, max_size=80)
@@ -76,7 +77,7 @@ def test_memory_tells_where_it_is_wrong() -> None:
     assert "rank 1 layer 1 token 5 (block 0), 1 of 10" in memory.wrong([3, 0, 2], raws)
     memory.poison([3])
     assert "layer 0 token 0 (block 3)" in memory.wrong([3], raws[:4])
-    layout_of(config).check(memory.size)
+    layout_of(config, 0).check(memory.size)
     memory.close()
     memory.close()
     with pytest.raises(ValueError, match="closed"):
@@ -319,8 +320,12 @@ def test_unknown_settings_are_refused() -> None:
 
 
 def test_what_must_be_shared_is_in_the_identity() -> None:
-    """Engines of another model, shape or rank count differ; of another pool size they do not."""
-    base = SimConfig().identity()
-    for change in ({"model": "x"}, {"layers": 9}, {"block_size": 8}, {"block_bytes": 256}, {"ranks": 2}):
-        assert SimConfig().with_(**change).identity() != base
-    assert SimConfig(num_blocks=9, max_model_len=99).identity() == base
+    """Engines of another model, depth, head count or size of a head differ; of another pool, block size, rank count
+    or order they do not."""
+    base = SimConfig(kv_heads=2, block_bytes=512).identity()
+    changes: list[dict[str, int | str]] = [{"model": "x"}, {"layers": 9}, {"block_bytes": 1024}, {"kv_heads": 4}]
+    for change in changes:
+        assert SimConfig(kv_heads=2, block_bytes=512).with_(**change).identity() != base
+    assert SimConfig(kv_heads=2, block_bytes=512, num_blocks=9, max_model_len=99).identity() == base
+    assert SimConfig(kv_heads=2, block_bytes=1024, block_size=32, kv_order=KvOrder.APART).identity() == base
+    assert SimConfig(kv_heads=2, block_bytes=256, ranks=2, kv_order=KvOrder.HEADS).identity() == base

@@ -26,7 +26,7 @@ class ThreadedEngine:
 
     def __init__(self, socket: str, name: str) -> None:
         self.name = name
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, SIZE)
         self.rank = Rank(name, 0, Memory(self.fd, SIZE, LAYOUT))
         self.scheduler_link = Attachment(socket, Hello(name, Participant.SCHEDULER, IDENTITY))

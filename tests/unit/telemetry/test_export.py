@@ -154,7 +154,7 @@ async def test_closing_is_bounded(collector: Collector) -> None:
     await asyncio.sleep(0.1)
     before = time.perf_counter()
     await exporter.aclose(0.3)
-    assert time.perf_counter() - before < 1.5
+    assert time.perf_counter() - before < 5.0, "that is half of a call's own deadline"
     assert exporter.counts.failed == 1
     exporter.send([span(2)])
     assert exporter.counts.dropped == 1

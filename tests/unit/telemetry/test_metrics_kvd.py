@@ -3,7 +3,7 @@
 import dataclasses
 
 from pdserve.kvd.client.messages import Outcome
-from pdserve.kvd.counts import Counts
+from pdserve.kvd.counts import Carried, Counts
 from pdserve.kvd.effects import Effect, Tell
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.testing import CoreDriver
@@ -110,12 +110,20 @@ def test_copies_are_told_apart() -> None:
     counts.copy(Moved(64, 500_000_000, cancelled=True), Mode.READ, "shm", "cancelled")
     counts.copy(Moved(0, 0), Mode.WRITE, "", "cancelled")
     counts.copy(Moved(0, 0), Mode.WRITE, "sim", "the link failed")
+    counts.copy(Moved(32, 1_000_000_000, lanes="tcp/eth0"), Mode.READ, "nixl", "")
     shown = parse(Metrics(names.KVD, c.KVD, counts.tally).expose())
     assert shown.by(c.KVD_COPIES, "mode", "transport", "result") == {
+        ("read", "nixl", "done"): 1,
         ("read", "shm", "done"): 1,
         ("read", "shm", "cancelled"): 1,
         ("write", "", "cancelled"): 1,
         ("write", "sim", "failed"): 1,
     }
-    assert shown.of(c.KVD_COPIED_BYTES) == 704
-    assert shown.of(c.KVD_COPY_SECONDS) == 2.5
+    assert shown.of(c.KVD_COPIED_BYTES) == 736
+    assert shown.of(c.KVD_COPY_SECONDS) == 3.5
+    assert shown.by(c.KVD_COPIED_BYTES, "transport", "lanes")["nixl", "tcp/eth0"] == 32
+    assert counts.carried == {
+        ("shm", ""): Carried(2, 704, 2_500_000_000),
+        ("sim", ""): Carried(1, 0, 0),
+        ("nixl", "tcp/eth0"): Carried(1, 32, 1_000_000_000),
+    }

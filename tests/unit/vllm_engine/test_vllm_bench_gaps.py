@@ -223,3 +223,11 @@ def test_a_result_is_a_line() -> None:
     result = kvd_bench.Result("gap", 2.5, "steps", 2.0, False, "why")
     assert "MISSED" in kvd_bench.line(result, as_json=False)
     assert json.loads(kvd_bench.line(result, as_json=True))["value"] == 2.5
+
+
+def test_tokens_that_are_read_in_bursts_have_steps_all_the_same() -> None:
+    """A reader without a core stamps several tokens at once: most gaps are 0, and their mean is a step."""
+    bursts = [0.0, 0.0, 30.0] * 3
+    landing = Landing.of(Windows(quiet=bursts, landing=[0.0, 0.0, 40.0], local=bursts, requests=2))
+    assert landing.step_s == 10.0
+    assert landing.landing == (40.0 - 20.0) / 10.0

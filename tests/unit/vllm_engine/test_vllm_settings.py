@@ -6,6 +6,7 @@ import pytest
 
 from pdserve.engine.vllm import settings
 from pdserve.engine.vllm.settings import VllmSettings
+from pdserve.kvd.types import MemoryKind
 from pdserve.rpc.errors import ConfigError
 
 
@@ -49,6 +50,16 @@ def test_ranks_share_the_cores_evenly() -> None:
     assert settings.cpu_environment(1, (4,))["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     with pytest.raises(ConfigError, match="3 cores"):
         settings.cpu_environment(2, (1, 2, 3))
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_memory_that_no_other_process_can_open_is_refused_by_name(name: str) -> None:
+    """Expandable segments have no IPC handle: said before a model is loaded, on devices only."""
+    asked = {name: "max_split_size_mb:64, expandable_segments: True"}
+    with pytest.raises(ConfigError, match=name):
+        settings.check_allocator(MemoryKind.CUDA, asked)
+    settings.check_allocator(MemoryKind.HOST, asked)
+    settings.check_allocator(MemoryKind.ROCM, {name: "expandable_segments:False"})
 
 
 def test_settings_are_checked_once() -> None:

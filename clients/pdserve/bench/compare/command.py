@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 TAKES_REST = True
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as everywhere in the command."""
-_RATES = {"vllm": (0.2, 0.6, 1.0, 1.4), "sim": (2.0, 5.0, 8.0)}
-_REQUESTS = {"vllm": (8, 12, 15, 18), "sim": (100,)}
+_RATES = {"vllm": (0.1, 0.3, 0.6, 1.0), "sim": (2.0, 5.0, 8.0)}
+"""Of vLLM on two cores from one at which a colocated pair may hold the objectives to one at which nobody does: goodputs
+between them can be divided."""
+_REQUESTS = {"vllm": (5, 9, 12, 15), "sim": (100,)}
 _LENGTHS = {"vllm": (256, 48), "sim": (2000, 1000)}
 REPEATS = {"vllm": 2, "sim": 1}
 """By default: what two cores do within half an hour; of the simulated engine, the published load."""
@@ -194,6 +196,7 @@ def _conclude(kept: "Folder", settings: "Settings") -> None:
     """Tables, compare.json with what follows from the runs, the pooled results and their report; of what there is."""
     from pdserve.bench.compare import tables
     from pdserve.bench.compare.outcome import outcome
+    from pdserve.bench.compare.sections import sections
 
     found = outcome([(cell, kept.results(cell)) for cell in kept.whole()], settings.threshold)
     if not found.curves:
@@ -202,8 +205,11 @@ def _conclude(kept: "Folder", settings: "Settings") -> None:
     _say("\n" + tables.report(settings, found.curves, found.ratios, kept.whole()))
     try:
         from pdserve.bench import report
+        from pdserve.bench.compare.chapter import chapter
 
-        report.write_html(found.pooled, kept.path / "report.html")
+        shown = chapter(settings, kept.state, sections(settings, found.curves, found.ratios, kept.whole()))
+        page = kept.path / "report.html"
+        report.write_html(found.pooled, page, rate=found.rate, letters=found.letters, chapters=(shown,))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pdserve"):
             raise

@@ -7,18 +7,30 @@ when something is drawn: who only wants the words or the ratios does not wait fo
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdserve.bench.results import Results
 from pdserve.rpc.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pdserve.bench.report.chapter import Chapter
+
 __all__ = ["write_html", "write_pngs"]
 
 
-def write_html(results: Sequence[Results], path: Path, *, rate: float | None = None) -> None:
+def write_html(
+    results: Sequence[Results],
+    path: Path,
+    *,
+    rate: float | None = None,
+    letters: Sequence[str] = (),
+    chapters: "Sequence[Chapter]" = (),
+) -> None:
     """Writes the page; it needs nothing beside it, neither a file nor a network.
 
     `rate` is where the configurations are compared, requests a second; without it, the highest load that most of them
-    were measured at.
+    were measured at. `letters` are the configurations' names in the figures; without them A, B, and so on. `chapters`
+    stand behind the result.
 
     Raises:
         ConfigError: there are no results, none has a run at `rate`, or the file cannot be written.
@@ -26,7 +38,7 @@ def write_html(results: Sequence[Results], path: Path, *, rate: float | None = N
     from pdserve.bench.report.contents import contents_of
     from pdserve.bench.report.page import render
 
-    page = render(contents_of(results, rate))
+    page = render(contents_of(results, rate, letters), chapters)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:

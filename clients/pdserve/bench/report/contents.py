@@ -38,13 +38,14 @@ class Contents:
         return [picture for section in self.sections for picture in (*section.shown, *section.folded)]
 
 
-def contents_of(results: Sequence[Results], rate: float | None = None) -> Contents:
-    """Of the files in the order given: the first is the base. `rate`: where to compare, requests a second.
+def contents_of(results: Sequence[Results], rate: float | None = None, letters: Sequence[str] = ()) -> Contents:
+    """Of the files in the order given: the first is the base. `rate`: where to compare, requests a second; `letters` as
+    `entries_of` takes them.
 
     Raises:
         ConfigError: there is no file, or none has a run at `rate`.
     """
-    entries = entries_of(results)
+    entries = entries_of(results, letters)
     load = chosen_level(entries, rate)
     if load is None:
         return Contents(entries, None, ())

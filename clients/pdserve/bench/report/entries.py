@@ -117,7 +117,7 @@ class Entry:
     place: int
     """From 0; 0 is the base that the others are compared with."""
     letter: str
-    """Its name in the figures: A is the base. Empty where it is the only one."""
+    """Its name in the figures: A is the base, where no others were given. Empty where it is the only one."""
     label: str
     results: Results
     points: Mapping[Level, Point]
@@ -157,15 +157,17 @@ class Entry:
         return [point for load, point in self.points.items() if load.kind == kind]
 
 
-def entries_of(results: Sequence[Results]) -> tuple[Entry, ...]:
-    """The files in the order given, the first as base.
+def entries_of(results: Sequence[Results], letters: Sequence[str] = ()) -> tuple[Entry, ...]:
+    """The files in the order given, the first as base. `letters`: one each; none: A, B, and so on.
 
     Raises:
         ConfigError: there is no file.
     """
     if not results:
         raise ConfigError("a report needs at least one results file")
-    return tuple(_entry(place, _letter(place) if len(results) > 1 else "", each) for place, each in enumerate(results))
+    if not letters:
+        letters = [_letter(place) if len(results) > 1 else "" for place in range(len(results))]
+    return tuple(_entry(place, letter, each) for place, (letter, each) in enumerate(zip(letters, results, strict=True)))
 
 
 def chosen_level(entries: Sequence[Entry], rate: float | None) -> Level | None:

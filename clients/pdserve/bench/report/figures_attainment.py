@@ -23,14 +23,15 @@ def attainment(entries: Sequence[Entry], kind: Kind, load: Level) -> Picture:
             return _single_load(frame, entries, kind, "attainment: share of requests that meet every SLO", 1.0)
         room = 24 * len(found) + 34 if found else 0
         sheet = Sheet(frame, 370 + room)
-        left, right = band(sheet)
+        _, right = band(sheet)
         axes = load_axes(sheet, 30, 290, series)
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(lambda value, _: percent_tick(value))
         for limit in limits:
             axes.axhline(limit, color=palette.INK, linewidth=1, dashes=(5, 3), zorder=1)
             _, y = sheet.place_of(axes, 0, limit)
-            sheet.words(left + 4, y + 9, f"{words.percent(limit)}: goodput's threshold", size=11)
+            # To the right, where most curves have fallen below it.
+            sheet.words(right - 4, y - 9, f"{words.percent(limit)}: goodput's threshold", align="right", size=11)
         _single_runs(axes, entries, kind)
         curves(sheet, axes, series, intervals=len(entries) <= 4)
         for entry in found if len(found) <= 6 else ():

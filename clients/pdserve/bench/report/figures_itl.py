@@ -97,6 +97,10 @@ def _finding(gaps: Gaps) -> str:
     return f"{said}; {over} of {len(values)} requests have a {gaps.entry.slo.itl_of} above {words.objective(limit)}."
 
 
+_LOW = 0.25
+"""Share of a panel's height below which the SLO is near its foot."""
+
+
 def _draw(frame: Frame, shown: Sequence[Gaps]) -> Sheet:
     narrow = frame.width < 1000
     sheet = Sheet(frame, 624 if narrow else 364)
@@ -123,7 +127,13 @@ def _draw(frame: Frame, shown: Sequence[Gaps]) -> Sheet:
         if len(limits) == 1 and (limit := limits.pop()) is not None:
             axes.axhline(limit * 1000, color=palette.SLO, linewidth=1.5, zorder=4)
             _, line = sheet.place_of(axes, 0, limit * 1000)
-            sheet.words(x + 4, line - 9, f"SLO {words.objective(limit)}", colour=palette.SLO, size=11)
+            said = f"SLO {words.objective(limit)}"
+            if (
+                limit < _LOW * top
+            ):  # the fast ends of all curves are above it on the left: below it on the right is free
+                sheet.words(x + each - 4, line + 9, said, align="right", colour=palette.SLO, size=11)
+            else:
+                sheet.words(x + 4, line - 9, said, colour=palette.SLO, size=11)
         sheet.words(x - (left if narrow else 40), y - 20, head, colour=palette.MUTED)
     said = "percentile"
     sheet.words(right, sheet.height - 14, said, align="right", colour=palette.MUTED)

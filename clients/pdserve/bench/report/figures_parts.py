@@ -120,16 +120,20 @@ def _finding(stack: Stack, loads: bool) -> str:
     return f"{stack.load.at if loads else stack.entry.brief}: {words.seconds(stack.ttft)}, of it {said}."
 
 
+_TOP = 44
+"""Of the bars, pixels: above them are a line of heads and one of the SLO."""
+
+
 def _draw(frame: Frame, names: Sequence[str], stacks: Sequence[Stack], loads: bool) -> Sheet:
     narrow = frame.width < 1000
     shown = [name for name in names if any(_seen(stack, name) for stack in stacks)]
     columns = 1 if narrow else 4
     legend = 22 * -(-len(shown) // columns) + 26
     pitch = 40 if narrow else 34
-    sheet = Sheet(frame, 46 + pitch * len(stacks) + legend)
+    sheet = Sheet(frame, _TOP + 16 + pitch * len(stacks) + legend)
     left = (72.0 if loads else 30.0) if narrow else (110.0 if loads else 250.0)
     width = sheet.width - left - (66 if narrow else 200)
-    axes = sheet.panel(left, 30, width, pitch * len(stacks), grid="x")
+    axes = sheet.panel(left, _TOP, width, pitch * len(stacks), grid="x")
     top = max(max(stack.ttft, stack.p50 or 0.0, sum(v for _, v in stack.segments)) for stack in stacks) or 1.0
     unit, scale = ("s", 1.0) if top >= 2 else ("ms", 1000.0)
     axes.set_xlim(0, top * scale * 1.03)
@@ -143,7 +147,7 @@ def _draw(frame: Frame, names: Sequence[str], stacks: Sequence[Stack], loads: bo
     if len(limits) == 1 and (limit := limits.pop()) is not None and limit <= top * 1.03:
         axes.axvline(limit * scale, color=palette.SLO, linewidth=1.5, zorder=4)
         mark, _ = sheet.place_of(axes, limit * scale, 0)
-        sheet.words(mark + 4, 20, f"SLO {words.objective(limit)}", colour=palette.SLO, size=11)
+        sheet.words(mark + 4, 32, f"SLO {words.objective(limit)}", colour=palette.SLO, size=11)
     for row, stack in enumerate(stacks):
         start = 0.0
         for name, value in stack.segments:
@@ -172,7 +176,7 @@ def _draw(frame: Frame, names: Sequence[str], stacks: Sequence[Stack], loads: bo
         sheet.words(x + 8, y, words.seconds(stack.ttft) if narrow else _beside(stack))
     x = left + (150 if narrow else 160)
     sheet.words(x, 12, "▲ median", colour=palette.MUTED, size=11)
-    _legend(sheet, shown, names, 46 + pitch * len(stacks) + 26, columns)
+    _legend(sheet, shown, names, _TOP + 16 + pitch * len(stacks) + 26, columns)
     return sheet
 
 

@@ -8,6 +8,7 @@ import jinja2
 
 from pdserve.bench.goodput import unproven
 from pdserve.bench.report import comparison, figures, palette, ratios, words
+from pdserve.bench.report.chapter import Chapter
 from pdserve.bench.report.comparison import goodput_words
 from pdserve.bench.report.contents import Contents
 from pdserve.bench.report.entries import Entry, Level
@@ -27,7 +28,7 @@ class Drawn:
     narrow: str
 
 
-def render(contents: Contents) -> str:
+def render(contents: Contents, chapters: Sequence[Chapter] = ()) -> str:
     """The whole page."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("pdserve.bench.report"),
@@ -37,7 +38,7 @@ def render(contents: Contents) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return templates.get_template("report.html.j2").render(context(contents))
+    return templates.get_template("report.html.j2").render(context(contents), chapters=chapters)
 
 
 def context(contents: Contents) -> dict[str, Any]:
@@ -45,8 +46,10 @@ def context(contents: Contents) -> dict[str, Any]:
     entries, load = contents.entries, contents.load
     same, differing = _facts(entries)
     return {
-        "title": f"{words.joined([words.short(entry.label, 40) for entry in entries[:4]])}"
-        + (f" and {len(entries) - 4} more" if len(entries) > 4 else ""),
+        "title": words.joined(
+            [words.short(entry.label, 40) for entry in entries[:4]]
+            + ([f"{len(entries) - 4} more"] if len(entries) > 4 else [])
+        ),
         "entries": [
             {
                 "letter": entry.letter,

@@ -161,6 +161,7 @@ class Facts:
     offered_ns: int = 0
     accepted_ns: int = 0
     last_byte_ns: int = 0
+    lanes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

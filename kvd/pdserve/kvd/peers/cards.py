@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import structlog
 
+from pdserve.kvd.reaching import forget, reaching
 from pdserve.kvd.transport.port import MappedRegion, Reaching, Transport
 from pdserve.kvd.types import RegionKey
 from pdserve.rpc.errors import PdserveError
@@ -18,7 +18,7 @@ class Cards:
 
     def __init__(self, transports: Sequence[Transport], mapped: Callable[[], Mapping[RegionKey, MappedRegion]]) -> None:
         """`mapped` gives the memory that is here."""
-        self._reaching = {t.capabilities.name: cast("Reaching", t) for t in transports if t.capabilities.other_node}
+        self._reaching = reaching(transports)
         self._mapped = mapped
         self._making: dict[asyncio.Task[bytes], RegionKey] = {}
 
@@ -61,8 +61,4 @@ class Cards:
         if making:
             await asyncio.wait(making)
         for region in regions:
-            for name, transport in self._reaching.items():
-                try:
-                    await transport.forget(region)
-                except PdserveError as error:
-                    log.error("card_not_taken_back", region=str(region.key), transport=name, error=error.message)
+            await forget(self._reaching, region)

@@ -7,6 +7,7 @@ from pdserve.kvd import codec as attach
 from pdserve.kvd.client import codec as client
 from pdserve.kvd.client.messages import Accept, Cancel, End, Renew, Retract
 from pdserve.kvd.effects import CancelOp, TearDown
+from pdserve.kvd.peers import region_codec
 from pdserve.kvd.peers.messages import (
     ClockOffset,
     Frame,
@@ -20,8 +21,7 @@ from pdserve.kvd.peers.messages import (
     Relayed,
     Told,
 )
-from pdserve.kvd.registry import Region
-from pdserve.kvd.types import Layout, MemoryKind, RegionKey, Span
+from pdserve.kvd.types import RegionKey
 from pdserve.rpc.errors import InvalidRequest
 
 
@@ -39,6 +39,7 @@ def encode_greeting(greeting: Greeting, nonce: bytes = b"") -> bytes:
         link=greeting.link,
         held=greeting.held,
         received=greeting.received,
+        beat_ms=greeting.beat_ms,
         nonce=nonce,
     ).SerializeToString()
 
@@ -67,6 +68,7 @@ def decode_greeting(data: bytes) -> tuple[Greeting, bytes]:
         said.link,
         said.held,
         said.received,
+        said.beat_ms,
     )
     return greeting, said.nonce
 
@@ -83,7 +85,9 @@ def encode(frame: Frame) -> peer_pb2.PeerFrame:
         case PeerEngine() as engine:
             wire.engine.engine_id, wire.engine.ranks = engine.engine_id, engine.ranks
             wire.engine.identity.update(engine.identity)
-            wire.engine.regions.extend(_encode_region(rank, region) for rank, region in sorted(engine.regions.items()))
+            wire.engine.regions.extend(
+                region_codec.encode(rank, region) for rank, region in sorted(engine.regions.items())
+            )
         case RegionCards(key, cards):
             wire.cards.engine_id, wire.cards.rank = key.engine_id, key.rank
             wire.cards.cards.update(cards)
@@ -107,6 +111,8 @@ def encode(frame: Frame) -> peer_pb2.PeerFrame:
                     layers=post.layers,
                     source_blocks=post.src_blocks,
                     blocks=post.dst_blocks,
+                    source_rank=post.source_rank,
+                    first_unit=post.first,
                 )
             )
         case CancelOp(op_id):
@@ -115,7 +121,7 @@ def encode(frame: Frame) -> peer_pb2.PeerFrame:
             wire.tear_down.op_ids.extend(op_ids)
         case OpEnded() as ended:
             wire.ended.op_id, wire.ended.bytes, wire.ended.copy_ns = ended.op_id, ended.moved, ended.ns
-            wire.ended.transport, wire.ended.error = ended.transport, ended.error
+            wire.ended.transport, wire.ended.error, wire.ended.lanes = ended.transport, ended.error, ended.lanes
     return wire
 
 
@@ -135,7 +141,7 @@ def _message(wire: peer_pb2.PeerFrame) -> Message | None:
         case "clock":
             return ClockOffset(wire.clock.monotonic_ns, wire.clock.unix_ns, wire.clock.uncertainty_ns)
         case "engine":
-            regions = {region.rank: _decode_region(region) for region in wire.engine.regions}
+            regions = {region.rank: region_codec.decode(region) for region in wire.engine.regions}
             return PeerEngine(wire.engine.engine_id, wire.engine.ranks, dict(wire.engine.identity), regions)
         case "cards":
             return RegionCards(RegionKey(wire.cards.engine_id, wire.cards.rank), dict(wire.cards.cards))
@@ -157,6 +163,8 @@ def _message(wire: peer_pb2.PeerFrame) -> Message | None:
                 tuple(post.layers),
                 tuple(post.source_blocks),
                 tuple(post.blocks),
+                post.source_rank,
+                post.first_unit,
             )
         case "cancel":
             return CancelOp(wire.cancel.op_id)
@@ -164,7 +172,7 @@ def _message(wire: peer_pb2.PeerFrame) -> Message | None:
             return TearDown(tuple(wire.tear_down.op_ids))
         case "ended":
             ended = wire.ended
-            return OpEnded(ended.op_id, ended.bytes, ended.copy_ns, ended.transport, ended.error)
+            return OpEnded(ended.op_id, ended.bytes, ended.copy_ns, ended.transport, ended.error, ended.lanes)
         case other:
             raise InvalidRequest(f"a frame that is {other or 'empty'}")
 
@@ -181,29 +189,3 @@ def _decode_end(wire: kvd_pb2.AttachResponse) -> End:
     if isinstance(end, End):
         return end
     raise InvalidRequest(f"a {type(end).__name__} is no peer's to send")
-
-
-def _encode_region(rank: int, region: Region) -> peer_pb2.PeerRegion:
-    layout = region.layout
-    return peer_pb2.PeerRegion(
-        rank=rank,
-        kind=region.kind.value,
-        bytes=region.size,
-        block_size=layout.block_size,
-        num_blocks=layout.num_blocks,
-        layers=[
-            peer_pb2.LayerSpans(
-                spans=[peer_pb2.BlockSpan(offset=s.offset, stride=s.stride, length=s.length) for s in layer]
-            )
-            for layer in layout.layers
-        ],
-    )
-
-
-def _decode_region(wire: peer_pb2.PeerRegion) -> Region:
-    try:
-        kind = MemoryKind(wire.kind)
-    except ValueError:
-        raise InvalidRequest(f"memory of kind {wire.kind!r}") from None
-    layers = tuple(tuple(Span(s.offset, s.stride, s.length) for s in layer.spans) for layer in wire.layers)
-    return Region(wire.bytes, kind, Layout(wire.block_size, wire.num_blocks, layers))

@@ -27,14 +27,19 @@ class PeerConfig:
     """Certificates (PEM) that peers' own must be signed by."""
     connect: float = 5.0
     """Seconds within which a peer must have been reached before what waits for it fails."""
+    silence: float = 6.0
+    """Seconds without a word from a peer, which speaks every second, until its stream is taken for gone."""
+    strangers: int = 32
+    """Streams that have not proved yet that they are of the cluster; further ones are refused."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that cannot work."""
         tls = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls) and not all(tls):
             raise ConfigError("TLS between daemons needs all of --peer-tls-cert, --peer-tls-key and --peer-tls-ca")
-        if not self.connect > 0:
-            raise ConfigError(f"peer-connect must be above 0, not {self.connect}")
+        for name in ("connect", "silence", "strangers"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"peer-{name} must be above 0, not {getattr(self, name)}")
         if not self.listen:
             if self.address or any(tls):
                 raise ConfigError("--peer-address and --peer-tls-* are for a daemon with --peer-listen")
@@ -69,7 +74,7 @@ class PeerConfig:
 
     def limits(self, grace: float) -> LinkLimits:
         """Of its links; `grace` in seconds, as for a lost Attach stream."""
-        return LinkLimits(connect=self.connect, grace=grace)
+        return LinkLimits(connect=self.connect, grace=grace, silence=self.silence)
 
     def check(self, key: ClusterKey, *, insecure: bool) -> None:
         """Refuses to open the daemon to the network without proof.

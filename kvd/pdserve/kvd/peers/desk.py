@@ -247,11 +247,11 @@ class Desk:
             self._send(link, TearDown(tuple(ids)), now)
         return TearDown(tuple(ours)) if ours else None
 
-    def op_ended(self, op_id: int, now: float, *, moved: int, ns: int, transport: str, error: str) -> bool:
+    def op_ended(self, op_id: int, now: float, *, moved: int, ns: int, transport: str, lanes: str, error: str) -> bool:
         """An operation of this node's copier is over; whether it was for a peer's book."""
         if not self._relay.owns(op_id):
             return False
-        told = self._relay.op_ended(op_id, now, moved=moved, ns=ns, transport=transport, error=error)
+        told = self._relay.op_ended(op_id, now, moved=moved, ns=ns, transport=transport, lanes=lanes, error=error)
         if told is not None:
             self._send(*told, now)
         return True

@@ -99,6 +99,8 @@ class Guests:
             post.layers,
             post.src_blocks,
             post.dst_blocks,
+            post.src.rank,
+            post.first,
         )
 
     def carrier(self, op_id: int) -> Link | None:
@@ -116,7 +118,13 @@ class Guests:
             return
         del self._posted[ended.op_id]
         self._transfers.op_ended(
-            ended.op_id, now, moved=ended.moved, ns=ended.ns, transport=ended.transport, error=ended.error
+            ended.op_id,
+            now,
+            moved=ended.moved,
+            ns=ended.ns,
+            transport=ended.transport,
+            lanes=ended.lanes,
+            error=ended.error,
         )
 
     # -- ends -------------------------------------------------------------------------------

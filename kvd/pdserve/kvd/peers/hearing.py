@@ -57,6 +57,7 @@ class Hearing:
         """One frame of a stream. What makes no sense breaks the link; what cannot be done is noted, or told."""
         if stream != link.stream:
             return
+        self._links.heard(link, now)
         try:
             message = link.take(frame)
             if message is not None:

@@ -48,6 +48,8 @@ class Link:
         """Engines of ours that the peer knows, and with how many regions."""
         self.called = False
         """Whether this side made the present stream, or the last."""
+        self.heard_at = 0.0
+        """When the present stream brought anything last."""
         self.dialing = False
         self.dial_at: float | None = None
         self.give_up_at: float | None = None
@@ -67,6 +69,7 @@ class Link:
         self._ready = asyncio.Event()
         self.stream = 0
         """Counts the streams; the present one's name."""
+        self._turned = asyncio.Event()
 
     def __repr__(self) -> str:
         """For logs."""
@@ -88,6 +91,11 @@ class Link:
         return self.state is not LinkState.CONNECTING
 
     @property
+    def beats(self) -> float:
+        """How long the peer is silent at most, as it says; seconds."""
+        return self.peer.beat_ms / 1000 if self.peer is not None else 0.0
+
+    @property
     def waiting(self) -> int:
         """Messages that the peer has not said it took."""
         return len(self._out)
@@ -106,7 +114,7 @@ class Link:
 
     def open(self, peer: Greeting, number: int, received: int, *, resumed: bool, urgent: Message | None = None) -> int:
         """A stream carries it from now on; that stream's name. `urgent` goes first."""
-        self.stream += 1
+        self._turn()
         self.peer, self.state = peer, LinkState.OPEN
         self.address = self.address or peer.address
         self.dial_at = self.give_up_at = self.last_error = None
@@ -124,7 +132,7 @@ class Link:
     def away(self, give_up_at: float) -> None:
         """Its stream is gone."""
         self.state, self.give_up_at = LinkState.AWAY, give_up_at
-        self.stream += 1  # whoever still writes is not its writer any more
+        self._turn()  # whoever still writes is not its writer any more
         self._ready.set()
 
     def reset(self) -> None:
@@ -134,7 +142,7 @@ class Link:
         self._sent, self._next, self.received, self._said = 0, 1, 0, 0
         self.introduced.clear()
         self.clock = ClockOffset()
-        self.stream += 1
+        self._turn()
         self._ready.set()
 
     def take(self, frame: Frame) -> Message | None:
@@ -186,6 +194,17 @@ class Link:
         self._said = self.received
         return Frame(number, self.received, message)
 
+    def beat(self, stream: int) -> Frame:
+        """A frame that says no more than that this side lives, and what it took.
+
+        Raises:
+            Unavailable: another stream has taken over, or the link is lost.
+        """
+        if stream != self.stream:
+            raise Unavailable("the link goes on over another stream, or not at all")
+        self._said = self.received
+        return Frame(0, self.received, None)
+
     async def next(self, stream: int) -> Frame:
         """The next frame for a stream, when there is one.
 
@@ -196,3 +215,13 @@ class Link:
             self._ready.clear()
             await self._ready.wait()
         return frame
+
+    async def left(self, stream: int) -> None:
+        """Until the link goes on without a stream: over another one, or not at all."""
+        while stream == self.stream:
+            await self._turned.wait()
+
+    def _turn(self) -> None:
+        self.stream += 1
+        turned, self._turned = self._turned, asyncio.Event()
+        turned.set()

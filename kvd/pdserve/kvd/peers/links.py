@@ -44,6 +44,9 @@ class LinkLimits:
     """Pause after the first call that came to nothing; doubled by each."""
     backoff_most: float = 1.0
     """Longest pause."""
+    silence: float = 6.0
+    """Longest silence of a peer, whose stream is then taken for gone, whatever its kernel still answers; three of the
+    pauses at least that it has said it makes."""
     max_outbox: int = 65_536
     """Messages that the peer has not said it took."""
     max_links: int = 1024
@@ -106,6 +109,16 @@ class Links:
             link.dialing, link.dial_at = True, None
         return due
 
+    def check_wanted(self, link: Link) -> None:
+        """For a call that has got through: is it to be greeted? A greeting of a link that was given up meanwhile would
+        undo at the peer the one that has taken its place.
+
+        Raises:
+            Unavailable: the call is not wanted any more.
+        """
+        if link not in self._links or link.state is LinkState.OPEN:
+            raise Unavailable("the call is not wanted any more")
+
     def welcomed(self, link: Link, peer: Greeting, now: float, urgent: Message | None = None) -> int:
         """A call was answered; the stream's name.
 
@@ -114,8 +127,7 @@ class Links:
             InvalidRequest: the answer makes no sense.
             IncompatibleEngines: another protocol.
         """
-        if link not in self._links or link.state is LinkState.OPEN:
-            raise Unavailable("the call is not wanted any more")
+        self.check_wanted(link)
         self._check(peer)
         if link.held and link.epoch != peer.epoch:
             self._lose(link, PeerLost(f"the daemon at {link.name} was restarted"), now)
@@ -124,7 +136,7 @@ class Links:
         resumed = peer.held and link.goes_on(peer.link, peer.received)
         if link.held and not resumed:
             self._lose(link, PeerLost(f"the daemon at {link.name} does not hold the link any more"), now)
-        link.dialing, link.called = False, True
+        link.dialing, link.called, link.heard_at = False, True, now
         return link.open(peer, peer.link, peer.received, resumed=resumed, urgent=urgent)
 
     def dial_failed(self, link: Link, error: PdserveError, now: float) -> None:
@@ -177,7 +189,7 @@ class Links:
         if link.held and not resumed:
             self._lose(link, PeerLost(f"the daemon at {link.name} does not hold the link any more"), now)
         number = link.number if resumed else max(link.number, peer.link) + 1
-        link.called = False
+        link.called, link.heard_at = False, now
         return link, link.open(peer, number, peer.received, resumed=resumed), resumed
 
     def _check(self, peer: Greeting) -> None:
@@ -187,6 +199,22 @@ class Links:
             raise InvalidRequest("the peer's address is this daemon's own")
 
     # -- losing -----------------------------------------------------------------------------
+
+    def heard(self, link: Link, now: float) -> None:
+        """Its present stream has brought something."""
+        link.heard_at = now
+
+    def _silent_at(self, link: Link) -> float | None:
+        """When an open link is silent for too long."""
+        if link.state is not LinkState.OPEN:
+            return None
+        return link.heard_at + max(self._limits.silence, 3 * link.beats)
+
+    def _fall_silent(self, link: Link, now: float) -> None:
+        """A daemon whose loop hangs behind a kernel that still answers. Held for the grace, like one whose stream is
+        gone: should it wake up, the link goes on."""
+        link.last_error = Unavailable(f"it has said nothing for {now - link.heard_at:.1f} s")
+        self.dropped(link, link.stream, now)
 
     def dropped(self, link: Link, stream: int, now: float) -> None:
         """A stream is gone; if it carried the link, that is held for the grace."""
@@ -204,6 +232,8 @@ class Links:
     def expire(self, now: float) -> None:
         """Gives up what is due."""
         for link in list(self._links):
+            if (silent_at := self._silent_at(link)) is not None and silent_at <= now:
+                self._fall_silent(link, now)
             if link.state is LinkState.OPEN or link.give_up_at is None or link.give_up_at > now:
                 continue
             why = f": {link.last_error.message}" if link.last_error is not None else ""
@@ -217,11 +247,13 @@ class Links:
         """When `expire` or `dials` has something to do."""
         times = [link.give_up_at for link in self._links if link.state is not LinkState.OPEN]
         times += [link.dial_at for link in self._links if not link.dialing]
+        times += [self._silent_at(link) for link in self._links]
         return min((when for when in times if when is not None), default=None)
 
     def put_off(self, seconds: float) -> None:
         """The daemon did not run for so long: nobody could have come."""
         for link in self._links:
+            link.heard_at += seconds
             if link.give_up_at is not None:
                 link.give_up_at += seconds
 

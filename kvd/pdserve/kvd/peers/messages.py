@@ -53,6 +53,8 @@ class Greeting:
     link: int = 0
     held: bool = False
     received: int = 0
+    beat_ms: int = 0
+    """How long it is silent on an open link at most, milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,13 @@ class PostOp:
     engine_id: str
     handle: str
     rank: int
+    """Of the receiver's engine."""
     layers: tuple[int, ...]
     src_blocks: tuple[int, ...]
     dst_blocks: tuple[int, ...]
+    source_rank: int = 0
+    first: int = 0
+    """See `effects.Post`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,8 @@ class OpEnded:
     ns: int = 0
     transport: str = ""
     error: str = ""
+    lanes: str = ""
+    """What carried it, where the transport tells."""
 
 
 Message = (

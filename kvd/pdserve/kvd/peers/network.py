@@ -9,8 +9,6 @@ caller                                          listener
 
 import asyncio
 import contextlib
-import importlib.metadata
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
@@ -23,13 +21,15 @@ from pdserve.kvd.peers import codec, proof
 from pdserve.kvd.peers.cards import Cards
 from pdserve.kvd.peers.config import PeerConfig
 from pdserve.kvd.peers.desk import Desk
+from pdserve.kvd.peers.door import Door
+from pdserve.kvd.peers.greeter import Greeter
+from pdserve.kvd.peers.lending import Borrowed, Lend, LendContext, Lending, borrowed
 from pdserve.kvd.peers.link import Link
-from pdserve.kvd.peers.messages import ClockOffset, Greeting
-from pdserve.kvd.types import PROTOCOL
+from pdserve.kvd.peers.streams import Call, answer, first_of, next_answer, next_frame
 from pdserve.rpc.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from pdserve.rpc.errors import ConfigError, InvalidRequest, PdserveError, Unavailable
 from pdserve.rpc.status import ErrorInterceptor, to_error
-from pdserve.runtime.clock import Clock, boot_id
+from pdserve.runtime.clock import Clock
 from pdserve.runtime.config import join_address
 from pdserve.runtime.signing import Signer
 
@@ -38,14 +38,16 @@ log = structlog.get_logger(__name__)
 _STOP_GRACE_S: Final = 0.2
 _SHOWN: Final = 200
 """Characters of what a stranger says."""
+_MESSAGE_BYTES: Final = 8 << 20
+"""Longest message that is read: of a peer, and of a stranger, whose first one gRPC reads before it is refused. One that
+names a million blocks has half of that."""
 
-_Call = grpc.aio.StreamStreamCall[peer_pb2.ConnectRequest, peer_pb2.ConnectResponse]
 _Context = grpc.aio.ServicerContext[peer_pb2.ConnectRequest, peer_pb2.ConnectResponse]
 
 
 class Network(peer_pb2_grpc.PeerServiceServicer):
-    """See the module. `heard` is called before anything that comes and gives the time, `settle` after it; `defect`
-    is told of errors that only a defect of kvd explains."""
+    """See the module. `heard` is called before anything that comes and gives the time, `settle` after it; `lend` has
+    scratch memory; `defect` is told of errors that only a defect of kvd explains."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         epoch: str,
         heard: Callable[[], float],
         settle: Callable[[], None],
+        lend: Lend,
         defect: Callable[[BaseException], None],
     ) -> None:
         self._config = config
@@ -76,9 +79,9 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
             # How long a connection may take to be made, whatever its name says: a slow way needs it.
             ("grpc.min_reconnect_backoff_ms", round(config.connect * 1000)),
         ]
-        self._me = Greeting(
-            epoch, importlib.metadata.version("pdserve"), PROTOCOL, socket.gethostname(), "", boot_id(), 0, 0
-        )
+        self._door = Door(config.strangers, config.connect)
+        self.greeter = Greeter(epoch, clock, lambda: desk.address)
+        self._lending = Lending(self._door, self.greeter, signer, lend)
         self.port = 0
         """What it listens at, where it does."""
         self._server: grpc.aio.Server | None = None
@@ -94,7 +97,8 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         if not self._config.on:
             return
         host, port = self._config.bind
-        server = grpc.aio.server(options=list(SERVER_OPTIONS), interceptors=[ErrorInterceptor(self._unexpected)])
+        options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": _MESSAGE_BYTES}
+        server = grpc.aio.server(options=list(options.items()), interceptors=[ErrorInterceptor(self._unexpected)])
         peer_pb2_grpc.add_PeerServiceServicer_to_server(self, server)
         self.port = self._credentials.bind(server, join_address(host, port))
         self._desk.address = self._config.advertised(self.port)
@@ -143,7 +147,7 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         stream, error = None, PdserveError("")
         try:
             async with self._credentials.channel(link.address, self._options) as channel:
-                call: _Call = peer_pb2_grpc.PeerServiceStub(channel).Connect()
+                call: Call = peer_pb2_grpc.PeerServiceStub(channel).Connect()
                 try:
                     async with asyncio.timeout(self._config.connect):
                         stream = await self._greet(link, call)
@@ -168,19 +172,20 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
             self._desk.links.dropped(link, stream, now)
         self._settle()
 
-    async def _greet(self, link: Link, call: _Call) -> int:
-        challenge = await _read(call)
+    async def _greet(self, link: Link, call: Call) -> int:
+        challenge = await answer(call)
         if challenge.WhichOneof("message") != "challenge":
             raise InvalidRequest("the peer does not begin with a challenge")
         if challenge.challenge.address != link.address:
             said = challenge.challenge.address[:_SHOWN]  # by nobody who has proved anything
             raise ConfigError(f"the kvd at {link.address} says that it is at {said}")
+        self._desk.links.check_wanted(link)
         nonce, began = proof.new_nonce(), self._clock.monotonic_ns()
-        signed = proof.sign(self._signer, self._greeting(link), challenge.challenge.nonce, nonce)
+        signed = proof.sign(self._signer, self.greeter.greeting(link), challenge.challenge.nonce, nonce)
         await call.write(peer_pb2.ConnectRequest(greeting=peer_pb2.SignedGreeting(signed=signed)))
-        welcome = await _read(call)
+        welcome = await answer(call)
         peer, _ = proof.check(self._signer, welcome.welcome.signed, nonce)
-        clock = self._offset(peer, began)
+        clock = self.greeter.offset(peer, began)
         now = self._heard()
         stream = self._desk.links.welcomed(link, peer, now, urgent=clock)
         link.clock = clock
@@ -196,28 +201,21 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         )
         return stream
 
-    def _offset(self, peer: Greeting, began: int) -> ClockOffset:
-        """The peer wrote its stamps between `began` and now: half-way, give or take that half."""
-        ended, unix = self._clock.monotonic_ns(), self._clock.unix_ns()
-        half = (ended - began) // 2
-        if peer.boot_id == self._me.boot_id:
-            return ClockOffset(0, peer.unix_ns - (unix - half), 0)
-        return ClockOffset(peer.monotonic_ns - (began + half), peer.unix_ns - (unix - half), half)
-
-    async def _carry(self, link: Link, stream: int, call: _Call) -> None:
+    async def _carry(self, link: Link, stream: int, call: Call) -> None:
         async def write() -> None:
             while True:
-                frame = codec.encode(await link.next(stream))
+                frame = codec.encode(await next_frame(link, stream))
                 try:
                     await call.write(peer_pb2.ConnectRequest(frame=frame))
                 except asyncio.InvalidStateError:
                     return  # the call is over; how, the reader hears
 
         async def read() -> None:
-            while (message := await _next(call)) is not None:
+            while (message := await next_answer(call)) is not None:
                 self._hear(link, stream, message.frame)
 
-        await _first_of(read(), write())
+        # The last one for a peer that takes nothing any more: then neither of the others comes to an end.
+        await first_of(read(), write(), link.left(stream))
 
     # -- being called -----------------------------------------------------------------------
 
@@ -225,31 +223,29 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         self, request_iterator: AsyncIterator[peer_pb2.ConnectRequest], context: _Context
     ) -> AsyncIterator[peer_pb2.ConnectResponse]:
         """See peer.proto."""
-        nonce = proof.new_nonce()
+        stranger, nonce = self._door.enter(), proof.new_nonce()
+        # Called however the call ends, also where this generator is not closed in time.
+        context.add_done_callback(lambda _: self._door.leave(stranger))  # type: ignore[arg-type]  # not a Protocol
         yield peer_pb2.ConnectResponse(challenge=peer_pb2.Challenge(nonce=nonce, address=self._desk.address))
-        try:
-            async with asyncio.timeout(self._config.connect):
-                first = await anext(request_iterator)
-        except (TimeoutError, StopAsyncIteration):
-            raise InvalidRequest("no greeting") from None
+        first = await self._door.first(request_iterator)
         try:
             peer, theirs = proof.check(self._signer, first.greeting.signed, nonce)
+            self._door.leave(stranger)
             link, stream, resumed = self._desk.links.hello(peer, self._heard())
         except PdserveError as error:
             log.warning("peer_refused", who=context.peer(), reason=error.reason, error=error.message)
             raise
         finally:
             self._settle()
-        # Called however the call ends, also where this generator is not closed in time.
         context.add_done_callback(lambda _: self._dropped(link, stream))  # type: ignore[arg-type]  # not a Protocol
         log.info("peer_open", peer=link.name, epoch=peer.epoch, link=link.number, resumed=resumed, called=True)
-        signed = proof.sign(self._signer, replace(self._greeting(link), held=resumed), theirs)
+        signed = proof.sign(self._signer, replace(self.greeter.greeting(link), held=resumed), theirs)
         yield peer_pb2.ConnectResponse(welcome=peer_pb2.SignedGreeting(signed=signed))
         reader = asyncio.create_task(self._read(link, stream, request_iterator))
         reader.add_done_callback(lambda _: self._dropped(link, stream))
         try:
             while True:
-                yield peer_pb2.ConnectResponse(frame=codec.encode(await link.next(stream)))
+                yield peer_pb2.ConnectResponse(frame=codec.encode(await next_frame(link, stream)))
         finally:
             self._dropped(link, stream)
             reader.cancel()
@@ -269,6 +265,20 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
         self._desk.links.dropped(link, stream, self._heard())
         self._settle()
 
+    # -- scratch memory ---------------------------------------------------------------------
+
+    async def Lend(
+        self, request_iterator: AsyncIterator[peer_pb2.LendRequest], context: LendContext
+    ) -> AsyncIterator[peer_pb2.LendResponse]:
+        """See peer.proto."""
+        async for response in self._lending.lend(request_iterator, context, self._desk.address):
+            yield response
+
+    def borrow(self, address: str, nbytes: int) -> contextlib.AbstractAsyncContextManager[Borrowed]:
+        """See `lending.borrowed`."""
+        channel = self._credentials.channel(address, self._options)
+        return borrowed(channel, address, nbytes, self.greeter, self._signer, self._config.connect)
+
     # -- both -------------------------------------------------------------------------------
 
     def _hear(self, link: Link, stream: int, wire: peer_pb2.PeerFrame) -> None:
@@ -282,41 +292,5 @@ class Network(peer_pb2_grpc.PeerServiceServicer):
             self._desk.links.broken(link, stream, PdserveError(f"{type(defect).__name__}: {defect}"), now)
         self._settle()
 
-    def _greeting(self, link: Link) -> Greeting:
-        return replace(
-            self._me,
-            address=self._desk.address,
-            monotonic_ns=self._clock.monotonic_ns(),
-            unix_ns=self._clock.unix_ns(),
-            link=link.number,
-            held=link.held,
-            received=link.received,
-        )
-
     def _unexpected(self, method: str, error: BaseException) -> None:
         self._defect(error)
-
-
-async def _next(call: _Call) -> peer_pb2.ConnectResponse | None:
-    message: Any = await call.read()
-    return None if message is grpc.aio.EOF else message
-
-
-async def _read(call: _Call) -> peer_pb2.ConnectResponse:
-    if (message := await _next(call)) is None:
-        raise Unavailable(f"the peer ended the stream before its welcome ({(await call.code()).name})")
-    return message
-
-
-async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Until the first of them is over, and as that ended; the others are cancelled."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        if not task.cancelled():
-            task.result()

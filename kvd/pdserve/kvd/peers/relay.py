@@ -9,7 +9,7 @@ the handle covers, and no block is given back while an operation is in flight. W
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from pdserve.kvd.book import Book, Handle
@@ -19,51 +19,13 @@ from pdserve.kvd.effects import CancelOp, Note, Post, Stop, TearDown
 from pdserve.kvd.endings import Endings
 from pdserve.kvd.fences import Fence
 from pdserve.kvd.intake import MAX_HANDLE, Intake, failed
-from pdserve.kvd.leases import IntegrityError, Lease
+from pdserve.kvd.leases import IntegrityError
 from pdserve.kvd.peers.link import Link
 from pdserve.kvd.peers.messages import OpEnded, PostOp
+from pdserve.kvd.peers.relayed import RelayedEnd
 from pdserve.kvd.timers import Timers
 from pdserve.kvd.types import TRANSFER_ID_BYTES, Mode, RegionKey
 from pdserve.rpc import errors
-
-
-@dataclass(slots=True, eq=False)
-class RelayedEnd:
-    """One consumer's end here."""
-
-    engine_id: str
-    handle: str
-    transfer_id: bytes
-    consumer: int
-    mode: Mode
-    source: str
-    """The engine that produces."""
-    link: Link
-    lease: Lease
-    accepted_ns: int
-    created_at: float
-    ops: set[int] = field(default_factory=set)
-    """In flight, by this daemon's names."""
-    last: End | Stop | None = None
-    """What is told once nothing is in flight: it is FENCING."""
-    fence: Fence | None = None
-    cut: bool = False
-    """The link is lost: its peer is told nothing more of this."""
-    bytes_fetched: int = 0
-
-    @property
-    def key(self) -> Handle:
-        """Its handle."""
-        return self.engine_id, self.handle
-
-
-def waits_for(end: RelayedEnd, now: float) -> str:
-    """What an end waits for, in words; see `explain`."""
-    copies = f"{len(end.ops)} operation{'' if len(end.ops) == 1 else 's'} in flight"
-    if end.fence is not None:
-        return f"fencing since {now - end.fence.since:.1f} s: {copies}"
-    copying = f", {copies}" if end.ops else ""
-    return f"kvd at {end.link.name} ({end.link.state.value}) keeps its book{copying}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +156,10 @@ class Relay:
         self._names[link, post.op_id] = op_id
         end.ops.add(op_id)
         end.lease.in_flight += 1
-        src, dst = RegionKey(post.source, post.rank), RegionKey(post.engine_id, post.rank)
-        self._book.out.append(Post(op_id, post.transfer_id, src, dst, post.layers, post.src_blocks, post.dst_blocks))
+        src, dst = RegionKey(post.source, post.source_rank), RegionKey(post.engine_id, post.rank)
+        self._book.out.append(
+            Post(op_id, post.transfer_id, src, dst, post.layers, post.src_blocks, post.dst_blocks, post.first)
+        )
         return None
 
     def cancel_op(self, link: Link, theirs: int) -> OpEnded | None:
@@ -219,7 +183,7 @@ class Relay:
         return op_id in self._ops
 
     def op_ended(
-        self, op_id: int, now: float, *, moved: int, ns: int, transport: str, error: str
+        self, op_id: int, now: float, *, moved: int, ns: int, transport: str, lanes: str, error: str
     ) -> tuple[Link, OpEnded] | None:
         """An operation is terminal; whom to tell what, where there is somebody to tell."""
         op = self._ops.pop(op_id)
@@ -228,8 +192,10 @@ class Relay:
         end.ops.discard(op_id)
         end.lease.in_flight -= 1
         end.bytes_fetched += moved
+        if transport:
+            end.transport, end.lanes = transport, lanes or end.lanes
         self._fenced(end, now)
-        return None if end.cut else (end.link, OpEnded(op.theirs, moved, ns, transport, error))
+        return None if end.cut else (end.link, OpEnded(op.theirs, moved, ns, transport, error, lanes))
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -285,7 +251,7 @@ class Relay:
     def _last_word(end: RelayedEnd, last: End | Stop) -> End:
         if isinstance(last, End):
             return last
-        facts = Facts(kv_bytes=end.bytes_fetched, accepted_ns=end.accepted_ns)
+        facts = Facts(kv_bytes=end.bytes_fetched, transport=end.transport, accepted_ns=end.accepted_ns, lanes=end.lanes)
         return End(end.handle, end.transfer_id, last.outcome, last.reason, last.detail, facts, consumer=end.consumer)
 
     # -- time -------------------------------------------------------------------------------

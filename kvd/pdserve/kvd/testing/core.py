@@ -133,7 +133,7 @@ class CoreDriver:
                     what = self.contents.get((post.src.engine_id, post.src.rank, layer, src))
                     self.contents[post.dst.engine_id, post.dst.rank, layer, dst] = what
         moved = 0 if error else 64 * len(post.layers) * len(post.src_blocks)
-        self.core.op_ended(op_id, self.now, moved=moved, ns=1, transport="hand", error=error)
+        self.core.op_ended(op_id, self.now, moved=moved, ns=1, transport="hand", lanes="by hand", error=error)
         self.take()
 
     def finish_all(self) -> None:

@@ -30,10 +30,11 @@ _PAGE: Final = 2 << 20
 class DeviceProcess:
     """`with` starts and ends it. Blocks: not for an event loop that must go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0) -> None:
+        """`device`: which of those that this process sees too."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, device), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -100,12 +101,13 @@ class RemoteMemory:
 class _Owner:
     """The other side."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
         from pdserve.kvd.transport.device import kernel  # finds the runtime's library by torch
 
         self._kind, self._version = kernel.built_for()
         self._runtime = Runtime(self._kind, self._version)
-        self._runtime.use(0)
+        self._device = device
+        self._runtime.use(device)
         self._stream = self._runtime.make_stream()
         self._event = self._runtime.make_event(shared=False)
         self._made: list[tuple[Exported, list[tuple[int, int]]]] = []
@@ -125,7 +127,7 @@ class _Owner:
                 self._copy(base + filled, base, part)
                 filled += part
             ranges.append((base + whole - size, size))
-        exported = Exported(self._kind, self._version, 0, ranges, layers)
+        exported = Exported(self._kind, self._version, self._device, ranges, layers)
         self._made.append((exported, ranges))
         return len(self._made) - 1, exported.memory
 
@@ -161,7 +163,7 @@ class _Owner:
         self._runtime.wait(self._event)
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, device: int) -> None:
     owner: _Owner | None = None
     while True:
         try:
@@ -169,7 +171,7 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             os._exit(0)
         try:
-            owner = owner or _Owner()
+            owner = owner or _Owner(device)
             pipe.send((True, getattr(owner, name)(*args)))
         except Exception as error:  # noqa: BLE001  # it is raised on the other side
             pipe.send((False, f"{type(error).__name__}: {error}"))

@@ -10,6 +10,7 @@ from pdserve.kvd.peers.config import PeerConfig
 from pdserve.kvd.testing.daemon import RunningKvd, running_kvd
 from pdserve.kvd.testing.wire import Wire
 from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.make import MakeTransports
 from pdserve.kvd.transport.port import Transport
 from pdserve.kvd.transport.sim import FaultPlan, SimTransport
 from pdserve.runtime.testing import Gate
@@ -39,15 +40,17 @@ async def running_node(
     peer: PeerConfig | None = None,
     cluster_key: bytes | None = None,
     wire: Wire | None = None,
+    transports: MakeTransports | None = None,
     **deadlines: float,
 ) -> AsyncIterator[RunningNode]:
-    """A node on loopback. `peer`: its settings but for the address; `deadlines` replace single fields of `limits`."""
+    """A node on loopback. `peer`: its settings but for the address; `deadlines` replace single fields of `limits`;
+    `transports`: other ones than a simulated link, for which `copies` and `faults` do nothing."""
     async with contextlib.AsyncExitStack() as stack:
         cable = wire if wire is not None else await stack.enter_async_context(Wire())
         copies, faults = Gate(), FaultPlan()
         copies.open()
 
-        def transports(config: KvdConfig, arena: Arena) -> Sequence[Transport]:
+        def simulated(config: KvdConfig, arena: Arena) -> Sequence[Transport]:
             return (SimTransport(arena, 1e9, faults=faults, sleep=copies.sleep),)
 
         settings = replace(peer or PeerConfig(listen="127.0.0.1:0"), address=cable.address)
@@ -55,7 +58,7 @@ async def running_node(
             running_kvd(
                 limits=replace(limits or Limits(), **deadlines),  # type: ignore[arg-type]  # floats by name
                 grace=grace,
-                transports=transports,
+                transports=transports or simulated,
                 peer=settings,
                 cluster_key=cluster_key,
             )

@@ -6,38 +6,23 @@ its end says that nothing of it writes any more, and with kvd. One thread; it sl
 """
 
 import collections
-import contextlib
-import ctypes
 import os
-import select
-import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from pdserve.kvd.plan import Runs
-from pdserve.kvd.transport import nixl_wire as wire
+from pdserve.kvd.transport import child_wire as wire
 from pdserve.kvd.transport.arena import Arena
+from pdserve.kvd.transport.child_worker import NAP_S, SAY_EVERY_S, SPINS, Channel, live
+from pdserve.kvd.transport.chunks import WINDOW, Cutter, Pace
 from pdserve.kvd.transport.nixl_agent import Agent, Read
-from pdserve.kvd.transport.nixl_chunks import PIECE_BYTES, Cutter
+from pdserve.kvd.transport.nixl_wire import Asked, Load, decode_asked
 from pdserve.rpc.errors import TransferFailed
-
-_CHUNK_S: Final = 0.004
-"""What a chunk should take: a cancelled copy ends within two. Requests cost 0.1 ms each, over cma that is seen."""
-_CHUNK_BYTES: Final = (PIECE_BYTES, 64 << 20)
-_WINDOW: Final = 2
-"""Chunks in flight: the next one waits while one is on the way."""
-_SPINS: Final = 20
-"""Looks without news before it sleeps between them."""
-_NAP_S: Final = 50e-6
-_SAY_EVERY_S: Final = 0.2
-_RECEIVE_BYTES: Final = 1 << 20
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class Job:
 
     def post(self, agent: Agent, chunk_bytes: int) -> None:
         """Fills the window. Raises TransferFailed."""
-        while self._left is not None and not self.cancelled and len(self.reads) < _WINDOW:
+        while self._left is not None and not self.cancelled and len(self.reads) < WINDOW:
             chunk = self._left.next(chunk_bytes)
             if chunk is None:
                 self._left = None
@@ -89,59 +74,62 @@ class Job:
 class Worker:
     """See the module."""
 
-    def __init__(self, agent: Agent, control: socket.socket, files: socket.socket) -> None:
+    def __init__(self, agent: Agent, kvd: Channel) -> None:
         self._agent = agent
-        self._control = control
-        self._files = files
+        self._kvd = kvd
         # A read that comes late, for what was there, gets zeros; without, UCX's copy of it would end this process.
         self._arena = Arena(readable=True)
-        self._frames = wire.Frames()
         self._regions: dict[str, Region] = {}
         self._jobs: collections.deque[Job] = collections.deque()
-        self._said = 0.0
-        self._chunk_bytes = 4 * PIECE_BYTES
+        self._pace = Pace()
 
     def run(self) -> None:
         """Serves until kvd is gone, or a read fails."""
-        self._say(wire.Answer(0))
+        self._kvd.say(wire.Answer(0))
         idle = 0
-        while self._hear(None if not self._jobs else _NAP_S if idle > _SPINS else 0.0):
-            if self._jobs:
+        while self._kvd.open:
+            self._hear(None if not self._jobs else NAP_S if idle > SPINS else 0.0)
+            if self._jobs and self._kvd.open:
                 idle = 0 if self._step(self._jobs[0]) else idle + 1
 
     def _step(self, job: Job) -> bool:
-        job.post(self._agent, self._chunk_bytes)
+        job.post(self._agent, self._pace.chunk_bytes)
         news = job.look()
-        if news and job.moved > PIECE_BYTES:  # a shorter copy measures the way there and back
-            rate = job.moved / (time.monotonic_ns() - job.began) * 1e9
-            self._chunk_bytes = min(max(int(rate * _CHUNK_S), _CHUNK_BYTES[0]), _CHUNK_BYTES[1])
+        if news:
+            self._pace.seen(job.moved, (time.monotonic_ns() - job.began) / 1e9)
         if job.over:
             self._jobs.popleft()
             took = time.monotonic_ns() - job.began
-            self._say(wire.Ended(job.copy_id, job.moved, took, job.moved < job.total))
+            self._kvd.say(wire.Ended(job.copy_id, job.moved, took, job.moved < job.total))
             if self._jobs:
                 self._jobs[0].began = time.monotonic_ns()
-        elif news and time.monotonic() - self._said > _SAY_EVERY_S:
-            self._say(wire.Moving(job.copy_id))
+        elif news and time.monotonic() - self._kvd.said > SAY_EVERY_S:
+            self._kvd.say(wire.Moving(job.copy_id))
         return news
 
-    def _hear(self, wait: float | None) -> bool:
-        """Takes what has come; False once kvd is gone."""
-        if not select.select([self._control], [], [], wait)[0]:
-            return True
-        data = self._control.recv(_RECEIVE_BYTES)
-        for body in self._frames.feed(data):
-            match wire.decode_to_worker(body):
+    def _hear(self, wait: float | None) -> None:
+        for message in self._kvd.hear(wait):
+            match message:
                 case wire.Call(call_id, what):
-                    self._say(self._answer(call_id, what))
+                    self._kvd.say(self._answer(call_id, decode_asked(what)))
                 case wire.Copy() as asked:
                     self._jobs.append(Job(asked, self._regions[asked.region]))
                 case wire.Cancel(copy_id):
-                    for job in self._jobs:
-                        job.cancelled |= job.copy_id == copy_id
-        return bool(data)
+                    self._cancel(copy_id)
+                case wire.Retire(reason):
+                    raise TransferFailed(reason)
 
-    def _answer(self, call_id: int, what: wire.Map | wire.Unmap | wire.Load) -> wire.Answer:
+    def _cancel(self, copy_id: int) -> None:
+        """The first copy ends with its reads; one behind it has none, and ends now."""
+        for job in self._jobs:
+            if job.copy_id == copy_id:
+                job.cancelled = True
+                if job is not self._jobs[0]:
+                    self._jobs.remove(job)
+                    self._kvd.say(wire.Ended(copy_id, 0, 1, True))
+                return
+
+    def _answer(self, call_id: int, what: Asked) -> wire.Answer:
         try:
             match what:
                 case wire.Map(name, size):
@@ -152,18 +140,18 @@ class Worker:
                     if gone is not None:
                         self._agent.deregister(gone.registered)
                         self._arena.unmap(gone.offset)
-                case wire.Load(metadata):
+                case Load(metadata):
                     return wire.Answer(call_id, self._agent.load(metadata).encode())
         except (TransferFailed, OSError, ValueError) as error:
             return wire.Answer(call_id, error=str(error) or type(error).__name__)
         return wire.Answer(call_id)
 
     def _map(self, name: str, size: int) -> Region:
-        _, fds, _, _ = socket.recv_fds(self._files, 1, 1)
+        fd = self._kvd.file()
         try:
-            offset = self._arena.map(fds[0], size)
+            offset = self._arena.map(fd, size)
         finally:
-            os.close(fds[0])
+            os.close(fd)
         address = self._arena.address(offset)
         try:
             region = self._regions[name] = Region(offset, address, self._agent.register(address, size))
@@ -172,29 +160,12 @@ class Worker:
             raise
         return region
 
-    def _say(self, message: wire.FromWorker) -> None:
-        self._said = time.monotonic()
-        self._control.sendall(wire.framed(message))
 
-
-def main(argv: Sequence[str]) -> int:
-    """`NAME POLL|- PARENT CONTROL-FD FILES-FD`."""
-    name, poll, parent, control_fd, files_fd = argv
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # where it hangs in UCX it does not see the socket's end
-    if os.getppid() != int(parent):
-        return 1
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; kvd still drains
-    control = socket.socket(fileno=int(control_fd))
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # kvd is gone
-        try:
-            agent = Agent(name, None if poll == "-" else float(poll))
-            Worker(agent, control, socket.socket(fileno=int(files_fd))).run()
-        except TransferFailed as error:
-            control.sendall(wire.framed(wire.Broken(error.message)))
-    sys.stderr.flush()
-    # Not through the destructors: UCX's would go through what is in flight, and may end in its own abort.
-    os._exit(0)
+def work(kvd: Channel, args: Sequence[str]) -> None:
+    """`NAME POLL|-`."""
+    name, poll = args
+    Worker(Agent(name, None if poll == "-" else float(poll)), kvd).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(live(sys.argv[1:], work))

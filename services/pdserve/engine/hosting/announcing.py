@@ -51,4 +51,5 @@ class Announcer:
             beat=sequence,
             sent_at=now,
             vocab_size=info.vocab_size,
+            layout=info.layout,
         )

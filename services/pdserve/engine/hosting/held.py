@@ -4,11 +4,11 @@ from types import TracebackType
 from typing import Self
 
 from pdserve.engine.hosting.handoffs import Handoffs, Watch
-from pdserve.rpc.errors import PdserveError, RequestCancelled
+from pdserve.rpc.errors import KvdUnavailable, PdserveError, RequestCancelled
 
 
 class Held:
-    """`with Held(...)` cancels the transfer at kvd when it is left before all watched ends have come.
+    """`with Held(...)` cancels the transfer at kvd when it is left before all watched ends have come from there.
 
     Also before anything is watched: a request that was refused at the door tells the other side.
     """
@@ -32,8 +32,14 @@ class Held:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._watches or any(watch.result is None for watch in self._watches):
+        if not self._watches or not all(_ended_at_kvd(watch) for watch in self._watches):
             reason = self._failed.reason if isinstance(error, Exception) else RequestCancelled.reason
             self._handoffs.cancel(self._transfer_id, reason)
         for watch in self._watches:
             watch.close()
+
+
+def _ended_at_kvd(watch: Watch) -> bool:
+    """That kvd was lost is this side's own word: a restarted daemon may have the transfer all the same, from an engine
+    that was attached to it before its service was."""
+    return watch.result is not None and watch.result.reason != KvdUnavailable.reason

@@ -73,7 +73,9 @@ class Peers:
         if difference:
             named = ", ".join(f"{name}: {values}" for name, values in difference.items())
             raise IncompatibleEngines(
-                f"engines {self._info.engine_id} and {theirs.engine_id} may not exchange KV: {named}", **difference
+                f"engines {self._info.engine_id} and {theirs.engine_id} may not exchange KV: {named}; "
+                f"ours: {self._info.layout or 'a layout not told'}; theirs: {theirs.layout or 'a layout not told'}",
+                **difference,
             )
 
 

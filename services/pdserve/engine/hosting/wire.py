@@ -98,6 +98,7 @@ def facts(values: Facts) -> common_pb2.TransferFacts:
         ranks=values.ranks,
         copy_ns=values.copy_ns,
         transport=values.transport,
+        lanes=values.lanes,
         first_post_ns=values.first_post_ns,
         landed_ns=values.landed_ns,
         overlapped_bytes=values.overlapped_bytes,

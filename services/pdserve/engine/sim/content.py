@@ -1,7 +1,7 @@
 """What a token's KV and the next token are: functions of the tokens so far. Pure.
 
     raw(p)   = raw(p - 1) * K + token(p) + 1          the prefix up to position p, as one word
-    KV       = mix(mix(raw(p) ^ salt(layer, rank)) + word * GOLDEN)
+    KV       = mix(mix(raw(p) ^ salt(layer, head)) + word * GOLDEN)
     token    = a printable character from mix(raw(last position) ^ seed)
 
 All arithmetic is modulo 2^64. K is odd, so powers have inverses and raw of a whole prompt is one
@@ -64,13 +64,13 @@ def extend(raw: int, token: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _salt(layer: int, rank: int) -> int:
-    return mix((layer + 1) * 0x100000001B3 + rank)
+def _salt(layer: int, head: int) -> int:
+    return mix((layer + 1) * 0x100000001B3 + head)
 
 
-def kv(raws: Words, layer: int, rank: int, words: int) -> Words:
-    """The KV of tokens with these prefixes: shape (tokens, words)."""
-    seeds = _mix(raws ^ np.uint64(_salt(layer, rank)))
+def kv(raws: Words, layer: int, head: int, words: int) -> Words:
+    """The KV of tokens with these prefixes in one head of the model: shape (tokens, words)."""
+    seeds = _mix(raws ^ np.uint64(_salt(layer, head)))
     steps = (np.arange(words, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     return _mix(seeds[:, None] + steps[None, :])
 

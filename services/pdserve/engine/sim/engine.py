@@ -24,11 +24,13 @@ from pdserve.engine.sim.answer import Answer, Piece
 from pdserve.engine.sim.checks import check_request
 from pdserve.engine.sim.config import EOS, VOCAB_SIZE, SimConfig
 from pdserve.engine.sim.kv import Kv
+from pdserve.engine.sim.layout import layout_of
 from pdserve.engine.sim.links import SimLinks
 from pdserve.engine.sim.memory import SimMemory
 from pdserve.engine.sim.requests import SimRequest, Status
 from pdserve.engine.sim.scheduler import SimScheduler, Step
 from pdserve.kvd.client.messages import End
+from pdserve.kvd.reshard import described
 from pdserve.rpc.errors import (
     EngineDied,
     InvalidRequest,
@@ -54,6 +56,7 @@ class SimEngine:
         self._config = config
         self._clock = clock
         self._sleep = sleep
+        self._kv = Kv(config)
         self._info = EngineInfo(
             engine_id=engine_id,
             model=config.model,
@@ -65,8 +68,8 @@ class SimEngine:
             identity=config.identity(),
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS,),
+            layout=described(layout_of(config, 0), config.ranks),
         )
-        self._kv = Kv(config)
         self._links: SimLinks | None = None
         self._scheduler = SimScheduler(config, None)
         self._queues: dict[str, asyncio.Queue[_Item]] = {}

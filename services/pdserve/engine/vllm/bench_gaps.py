@@ -181,7 +181,8 @@ class Landing:
     def of(cls, windows: Windows) -> "Landing":
         """Each request was computed in one step: the longest of `local`'s gaps, as many as there
         were requests, are theirs."""
-        step = statistics.median(windows.quiet)
+        # The median is 0 where most tokens were read in one go, by a reader that had no core.
+        step = statistics.median(windows.quiet) or statistics.fmean(windows.quiet)
         joined = sorted(windows.local)[-windows.requests :]
         joining = max(0.0, statistics.median(joined) - step)
         return cls(

@@ -94,8 +94,8 @@ class KvdConnector(versions.ConnectorBase):
 
     # Start.
 
-    def get_mem_pool_context(self) -> AbstractContextManager[Any]:
-        """Worker: vLLM allocates its KV inside."""
+    def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        """Worker: vLLM allocates its KV inside; None: as it would without a connector."""
         return self._of_worker().memory.allocating()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

@@ -174,7 +174,9 @@ class VllmEngine:
         try:
             finish = translate.finish(answer.finish_reason)
         except KeyError:
-            if self._closed.is_set() or self._llm.errored:
+            # Nobody here reads on after an abort: one that is heard was vLLM's own. A core that was told to stop (a
+            # signal to the whole group of processes) gives up what it has before it can be seen to have died.
+            if answer.finish_reason == translate.ABORTED or self._closed.is_set() or self._llm.errored:
                 raise EngineDied("the engine ended under the request") from None
             raise PdserveError(f"vLLM gave the request up: {answer.finish_reason}") from None
         cached, recomputed = raw.num_cached_tokens or 0, 0

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pdserve.kvd.types import PROTOCOL
+from pdserve.kvd.reshard import content
+from pdserve.kvd.types import PROTOCOL, Layout
 from pdserve.rpc.errors import ConfigError
 
 _VOLATILE: Final = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype"})
@@ -20,7 +21,7 @@ _SAMPLE_BYTES: Final = 4096
 
 def model_identity(vllm_config: Any) -> dict[str, str]:
     """The part that follows from vLLM's configuration."""
-    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    model, cache = vllm_config.model_config, vllm_config.cache_config
     return {
         "adapters": "none",
         "connector_protocol": str(PROTOCOL),
@@ -32,7 +33,6 @@ def model_identity(vllm_config: Any) -> dict[str, str]:
         "mla": str(bool(model.use_mla)).lower(),
         "model": config_digest(model.hf_config.to_dict()),
         "quantization": str(model.quantization or "none"),
-        "tensor_parallel": str(parallel.tensor_parallel_size),
         "weights": weights_digest(model, vllm_config.load_config),
     }
 
@@ -68,9 +68,16 @@ def folder_digest(folder: Path) -> str:
     return _digest(*(part for file in files for part in _sampled(file)))
 
 
-def rank_identity(backend: str, block_order: str, block_size: int) -> dict[str, str]:
-    """The part that a rank reads off its KV tensors."""
-    return {"attention_layout": f"{backend} {block_order}", "block_size": str(block_size)}
+def rank_identity(backend: str, block_order: str, layout: Layout, ranks: int) -> dict[str, str]:
+    """The part that a rank reads off its KV tensors; the same for all ranks. Where kvd can take blocks apart, their
+    size and the number of ranks are the engine's own business."""
+    if layout.division is not None:
+        return {"attention_layout": f"{backend} {content(layout.division)}"}
+    return {
+        "attention_layout": f"{backend} {block_order}",
+        "block_size": str(layout.block_size),
+        "tensor_parallel": str(ranks),
+    }
 
 
 def _sampled(file: Path) -> Iterable[bytes]:

@@ -1,6 +1,7 @@
 """Starts vLLM: from an operator's settings to a running AsyncLLM whose ranks kvd has mapped."""
 
 import contextlib
+import gc
 import os
 import tempfile
 import time
@@ -13,10 +14,12 @@ from typing import Any
 import structlog
 
 from pdserve.engine.port import EngineInfo
+from pdserve.engine.vllm import kvd_check, refusals
 from pdserve.engine.vllm import settings as rules
 from pdserve.engine.vllm.options import ConnectorOptions
 from pdserve.engine.vllm.settings import VllmSettings
 from pdserve.engine.vllm.startup import RankFacts, StartReport
+from pdserve.kvd.types import MemoryKind
 from pdserve.rpc.errors import ConfigError, EngineDied, KvdUnavailable
 
 log = structlog.get_logger(__name__)
@@ -92,6 +95,11 @@ def _configure(settings: VllmSettings, engine_id: str, report: str) -> Any:
 
     chosen = rules.parse(settings.args)
     ranks = int(chosen.get("tensor_parallel_size", 1))
+    memory = MemoryKind.HOST
+    if settings.kvd_socket:
+        memory = _memory_kind(current_platform)
+        rules.check_allocator(memory, os.environ)
+        kvd_check.check(settings.kvd_socket, memory)
     if on_cpu := current_platform.is_cpu():
         chosen |= rules.cpu_defaults(chosen)
         for name, value in rules.cpu_environment(ranks, settings.cpus).items():
@@ -136,16 +144,28 @@ def _configure(settings: VllmSettings, engine_id: str, report: str) -> Any:
         ranks=ranks,
         identity=model_identity(config),
         report=report,
+        memory=memory.value,
     )
     config.kv_transfer_config.kv_connector_extra_config = options.encode()
     return config
+
+
+def _memory_kind(platform: Any) -> MemoryKind:
+    """Where vLLM's platform has its KV."""
+    if platform.is_cpu():
+        return MemoryKind.HOST
+    if platform.is_cuda():
+        return MemoryKind.CUDA
+    if platform.is_rocm():
+        return MemoryKind.ROCM
+    raise ConfigError(f"vLLM runs on {type(platform).__name__}; pdserve hands over on CPU, CUDA and ROCm")
 
 
 def _start(config: Any, stat_logger: Callable[[Any, int], Any], cpus: Sequence[int], report: StartReport) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        with _to_be_inherited(cpus, config):
+        with _to_be_inherited(cpus, config), refusals.heard(report):
             return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger], disable_log_stats=True)
     except Exception as error:
         said = report.error()
@@ -174,6 +194,10 @@ def _to_be_inherited(cpus: Sequence[int], config: Any) -> Iterator[None]:
     if config.model_config.enforce_eager:
         # vLLM compiles a few small functions (log probabilities) even so: 10 to 20 s at the first request.
         torch._dynamo.config.disable = True
+    # vLLM collects garbage some ten times while an engine starts and ends. Each time it would look at, and thereby
+    # copy, all that is imported here: more than half of a start, and a third of an end. It stays
+    # frozen: garbage of this moment is little.
+    gc.freeze()
     try:
         yield
     finally:
@@ -200,6 +224,7 @@ def _info(settings: VllmSettings, engine_id: str, config: Any, ranks: Sequence[R
         identity=first.identity,
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos(model),
+        layout=first.layout,
     )
 
 

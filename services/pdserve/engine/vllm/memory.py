@@ -16,14 +16,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pdserve.engine.handoff.worker import NoticeSink
 from pdserve.engine.vllm.layout import TensorShape
+from pdserve.kvd.client import Memory
+from pdserve.kvd.types import Layout
 from pdserve.rpc.errors import ConfigError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class KvMemory:
-    """The memfd and its mapping; owned by the connector of one worker.
+    """The memfd and its mapping; owned by the connector of one worker. See rank_memory.RankMemory.
 
     `fd` and `size` are -1 and 0 until vLLM has allocated. The mapping lives as long as vLLM's
     tensors do; `close` gives the descriptor back only.
@@ -65,12 +68,17 @@ class KvMemory:
             last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             end = offset + (last + 1) * tensor.element_size()
             if self.fd < 0 or tensor.device.type != "cpu" or offset < 0 or end > self.size:
-                raise ConfigError(
-                    f"the KV cache of {name} on {tensor.device} is not in the memory that kvd maps; "
-                    "kvd's transports take host memory only"
-                )
+                raise ConfigError(f"the KV cache of {name} on {tensor.device} is not in the memory that kvd maps")
             shapes[name] = TensorShape(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size(), offset)
         return shapes
+
+    def give(self, layout: Layout) -> Memory:
+        """As kvd takes it; the descriptor stays this object's."""
+        return Memory(self.fd, self.size, layout)
+
+    def marking(self, notices: NoticeSink) -> NoticeSink:
+        """A layer is in host memory when its notice is sent: nothing to add."""
+        return notices
 
     def close(self) -> None:
         """Gives the descriptor back; safe twice."""

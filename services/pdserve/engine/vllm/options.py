@@ -22,6 +22,8 @@ class ConnectorOptions:
     """What is known before the ranks have their memory."""
     report: str
     """Folder for `startup.StartReport`."""
+    memory: str = "host"
+    """Where the ranks' KV lies: a value of kvd's MemoryKind."""
 
     def encode(self) -> dict[str, Any]:
         """As plain values."""

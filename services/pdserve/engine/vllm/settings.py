@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pdserve.kvd.types import MemoryKind
 from pdserve.rpc.errors import ConfigError
 
 _OURS: Final[Mapping[str, str]] = {
@@ -37,6 +38,9 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
 }
 """Arguments that may not differ from vLLM's default, and why; `async_scheduling` may be off."""
 
+_ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables that configure torch's allocator on devices."""
+
 CPU_KV_BYTES: Final = 1 << 30
 """KV memory of an engine on CPU where nothing is said: vLLM's own choice is nearly all memory."""
 
@@ -68,11 +72,12 @@ class VllmSettings:
 
 def parse(args: Sequence[str]) -> dict[str, Any]:
     """vLLM's engine arguments by name, read by vLLM's own parser; only those that differ from its
-    defaults.
+    defaults. `--config FILE` takes them from a YAML file, over which the others go.
 
     Raises:
-        ConfigError: what vLLM refuses, or what pdserve does, by name.
+        ConfigError: what vLLM refuses, or what pdserve does, by name; or a file that cannot be read.
     """
+    import yaml  # type: ignore[import-untyped]  # vLLM brings it, for such a file
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -82,7 +87,11 @@ def parse(args: Sequence[str]) -> dict[str, Any]:
 
     parser = Parser(add_help=False)
     AsyncEngineArgs.add_cli_args(parser)
-    defaults, given = vars(parser.parse_args([])), vars(parser.parse_args(list(args)))
+    defaults = vars(parser.parse_args([]))
+    try:
+        given = vars(parser.parse_args(list(args)))
+    except (ValueError, OSError, AttributeError, AssertionError, yaml.YAMLError) as error:  # of the file, by its reader
+        raise ConfigError(f"vLLM's arguments: {error}") from error
     chosen = {name: value for name, value in given.items() if value != defaults[name]}
     refuse(chosen)
     return chosen
@@ -94,6 +103,17 @@ def refuse(chosen: Mapping[str, Any]) -> None:
         for name, why in names.items():
             if name in chosen and not (name == "async_scheduling" and not chosen[name]):
                 raise ConfigError(f"vLLM's --{name.replace('_', '-')} {verb}: {why}", argument=name)
+
+
+def check_allocator(memory: MemoryKind, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError where torch would allocate device memory that kvd cannot open: virtual memory has no IPC
+    handle."""
+    if memory is MemoryKind.HOST:
+        return
+    for name in _ALLOCATOR:
+        wanted = environ.get(name, "").replace(" ", "").lower()
+        if "expandable_segments:true" in wanted:
+            raise ConfigError(f"{name} asks for expandable segments, which kvd cannot open: leave them off")
 
 
 def cpu_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:

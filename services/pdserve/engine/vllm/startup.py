@@ -22,6 +22,8 @@ class RankFacts:
     block_size: int
     identity: dict[str, str]
     """The engine's whole identity."""
+    layout: str = ""
+    """How the engine's KV lies, in words."""
 
 
 class StartReport:

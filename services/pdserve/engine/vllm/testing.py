@@ -2,7 +2,7 @@
 
 vLLM forks, so an engine must start before its process uses gRPC: a test process that has already
 talked to kvd cannot host one. `EngineProcess` starts a fresh one from a fork server that has vLLM
-imported, which makes an engine of a tiny model a matter of 3 s.
+imported, which makes an engine of a tiny model a matter of a second.
 """
 
 import asyncio
@@ -10,10 +10,11 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pdserve.engine.port import EngineInfo, Load, Output, Request
 from pdserve.engine.vllm.settings import VllmSettings
@@ -26,9 +27,11 @@ _CALL_TIMEOUT_S = 30.0
 class EngineProcess:
     """A VllmEngine behind a pipe, with the engine port's words. Call on one loop."""
 
+    preload: ClassVar[Sequence[str]] = ("pdserve.engine.vllm.preload",)
+    """What the fork server imports; nothing on a device, which a process that is forked of one that uses it cannot."""
+
     def __init__(self, settings: VllmSettings, prepare: Callable[[], None] | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pdserve.engine.vllm.preload"])
+        context = self.fork_server()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(settings, theirs, prepare), name="engine")
         self._process.start()
@@ -55,6 +58,13 @@ class EngineProcess:
             await engine.aclose()
             raise
         return engine
+
+    @classmethod
+    def fork_server(cls) -> ForkServerContext:
+        """Makes processes that have imported vLLM."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(cls.preload))
+        return context
 
     @property
     def pid(self) -> int:

@@ -7,13 +7,13 @@ kvd's.
 
 import asyncio
 import contextlib
+import copy
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -22,7 +22,6 @@ from msgspec.structs import replace as replace_struct
 
 from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.engine.port import Consume, Output, Produce, Request, Sampling
-from pdserve.engine.vllm.settings import VllmSettings
 from pdserve.engine.vllm.testing import EngineProcess
 from pdserve.kvd.client import Cancel, End, Hello, Participant
 from pdserve.kvd.client.aio import AsyncAttachment
@@ -42,8 +41,10 @@ Prompt = tuple[int, ...]
 class KvdOperator:
     """A kvd, for its operator."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, peer_address: str = "") -> None:
+        """`peer_address`: where other nodes' daemons reach it; empty: it has no peers."""
         self.socket = socket
+        self.address = peer_address or socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}")
         self.operator = kvd_pb2_grpc.OperatorStub(self._channel)
 
@@ -136,11 +137,21 @@ class Handover:
 
 
 class Pair:
-    """Two engines and the daemon between them."""
+    """Two engines and the daemon between them, or one beside each."""
 
-    def __init__(self, kvd: KvdOperator, prefill: EngineProcess, decode: EngineProcess) -> None:
+    def __init__(
+        self,
+        kvd: KvdOperator,
+        prefill: EngineProcess,
+        decode: EngineProcess,
+        *,
+        decode_kvd: KvdOperator | None = None,
+        hosts: Mapping[int, Host] | None = None,
+    ) -> None:
+        """`hosts`: of both engines by `id`, attached already; without, the pair has its own: `open` and `aclose`."""
         self.kvd, self.prefill, self.decode = kvd, prefill, decode
-        self.hosts = {id(engine): Host(engine, kvd) for engine in (prefill, decode)}
+        self._kvds = {id(prefill): kvd, id(decode): decode_kvd or kvd}
+        self.hosts = hosts or {id(engine): Host(engine, self._kvds[id(engine)]) for engine in (prefill, decode)}
         self._signer = Signer(INSECURE_KEY)
 
     async def open(self) -> None:
@@ -153,13 +164,20 @@ class Pair:
         for host in self.hosts.values():
             await host.attachment.aclose()
 
+    def back(self) -> "Pair":
+        """The same two engines, the other way; this one keeps them."""
+        other = copy.copy(self)
+        other.prefill, other.decode = self.decode, self.prefill
+        other.kvd = self._kvds[id(other.prefill)]
+        return other
+
     def host(self, engine: EngineProcess) -> Host:
         """The host of an engine."""
         return self.hosts[id(engine)]
 
     def ticket(self, transfer_id: bytes, offered: Output, expires_in: float = 60.0) -> bytes:
         """As a prefill service signs it."""
-        locator = self.prefill.info.locator(self.kvd.socket)
+        locator = self.prefill.info.locator(self.kvd.address)
         ticket = Ticket(locator, transfer_id, offered.offered_tokens, offered.offered_blocks)
         return self._signer.sign(Kind.TICKET, msgspec.msgpack.encode(ticket), time.time() + expires_in)
 
@@ -171,7 +189,8 @@ class Pair:
 
     def locator(self, engine: EngineProcess) -> bytes:
         """As a service registers it."""
-        return self._signer.sign(Kind.LOCATOR, msgspec.msgpack.encode(engine.info.locator(self.kvd.socket)))
+        address = self._kvds[id(engine)].address
+        return self._signer.sign(Kind.LOCATOR, msgspec.msgpack.encode(engine.info.locator(address)))
 
     def produce(self, mode: Mode, consumers: int = 1) -> Produce:
         """A fresh transfer's producing end."""
@@ -222,14 +241,15 @@ class Pair:
         """As a service gives a transfer up."""
         self.host(self.prefill).attachment.send(Cancel(transfer_id, reason))
 
-    async def idle(self) -> None:
-        """Returns when every block is free again, at kvd and in the engines."""
-        await until(partial(self._free, self.prefill), "prefill keeps blocks")
-        await until(partial(self._free, self.decode), "decode keeps blocks")
+    async def idle(self, *engines: EngineProcess) -> None:
+        """Returns when every block is free again, at kvd and in these engines, or in both where none is named."""
+        for engine in engines or (self.prefill, self.decode):
+            name = "prefill" if engine is self.prefill else "decode"
+            await until(partial(self._free, engine), f"{name} keeps blocks")
 
     async def _free(self, engine: EngineProcess) -> bool:
         load = await engine.load()
-        held = await self.kvd.held(engine.info.engine_id)
+        held = await self._kvds[id(engine)].held(engine.info.engine_id)
         return (load.free_kv_tokens, load.running, load.waiting, held) == (load.total_kv_tokens, 0, 0, 0)
 
 
@@ -256,32 +276,3 @@ async def ask(
             answer.outputs.append(output)
             on_output(output)
     return answer
-
-
-def on_core(model: Path, kvd: KvdOperator, core: int, *args: str, ranks: int = 1) -> VllmSettings:
-    """An engine with a core for each rank, from core `core` of ours on (if we have so many)."""
-    cores = sorted(os.sched_getaffinity(0))
-    cpus = tuple(cores[(core + rank) % len(cores)] for rank in range(ranks))
-    return VllmSettings(str(model), kvd.socket, args=args, cpus=cpus)
-
-
-@contextlib.asynccontextmanager
-async def open_pair(
-    kvd: KvdOperator, model: Path, *args: str, second: tuple[str, ...] | None = None, ranks: int = 1
-) -> AsyncIterator[Pair]:
-    """Two engines of one model, started side by side: prefill on our first core, decode on the next.
-    `second`: vLLM's arguments for decode, where they are not `args`."""
-    more = args if second is None else second
-    both = (on_core(model, kvd, 0, *args, ranks=ranks), on_core(model, kvd, 1, *more, ranks=ranks))
-    async with contextlib.AsyncExitStack() as stack:
-        started = await asyncio.gather(*map(EngineProcess.start, both), return_exceptions=True)
-        up = [engine for engine in started if isinstance(engine, EngineProcess)]
-        for engine in up:
-            stack.push_async_callback(engine.aclose)
-        for failure in started:
-            if isinstance(failure, BaseException):
-                raise failure
-        pair = Pair(kvd, *up)
-        stack.push_async_callback(pair.aclose)
-        await pair.open()
-        yield pair

@@ -5,6 +5,8 @@ from typing import Any
 
 from pdserve.engine.port import Candidate, EngineTimes, Finish, Position, Sampling
 
+ABORTED = "abort"
+"""vLLM's reason for a request that was ended from outside."""
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 
 

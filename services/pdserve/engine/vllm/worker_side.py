@@ -7,14 +7,21 @@ from typing import Any, Final
 from pdserve.engine.handoff.scheduler import StepPlan
 from pdserve.engine.handoff.worker import Completed, WorkerHandoff
 from pdserve.engine.vllm import identity, layout, versions
-from pdserve.engine.vllm.memory import KvMemory
+from pdserve.engine.vllm.division import divided
+from pdserve.engine.vllm.heads import head_facts
 from pdserve.engine.vllm.options import ConnectorOptions
+from pdserve.engine.vllm.rank_memory import memory_of
 from pdserve.engine.vllm.startup import RankFacts, StartReport
-from pdserve.kvd.client import Attachment, Hello, Memory, Participant, Rank
-from pdserve.rpc.errors import EngineDied
+from pdserve.kvd.client import Attachment, Hello, Participant, Rank
+from pdserve.kvd.reshard import described
+from pdserve.kvd.types import MemoryKind
+from pdserve.rpc.errors import ConfigError, EngineDied, InvalidRequest
 
 ATTACH_TIMEOUT_S: Final = 15.0
 """kvd maps the memory before it answers."""
+DEVICE_TIMEOUT_S: Final = 65.0
+"""The first memory of a device makes kvd start that device and compile its kernel: longer than kvd's client waits for
+that (60 s)."""
 
 
 class WorkerSide:
@@ -25,7 +32,8 @@ class WorkerSide:
         self._rank_index = rank
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self.memory = KvMemory()
+        self._kind = MemoryKind(options.memory)
+        self.memory = memory_of(self._kind)
         self.identity: dict[str, str] = {}
         """The engine's whole identity; empty before `register`."""
         self._layers: dict[str, int] = {}
@@ -37,24 +45,27 @@ class WorkerSide:
         """Gives the memory behind the layers' tensors to kvd.
 
         Raises:
-            ConfigError: tensors that kvd cannot take.
+            ConfigError: tensors that kvd cannot take, or a device that it does not see.
             KvdUnavailable: no kvd in time.
             PdserveError: kvd refused the hello or the memory.
         """
         options, shapes = self._options, self.memory.shapes(tensors)
         placed, names = layout.layout_of(shapes, self._num_blocks, self._block_size)
+        placed = divided(placed, [shapes[name] for name in names], head_facts(vllm_config, names[0], self._rank_index))
         placed.check(self.memory.size)
         self._layers = {name: index for index, name in enumerate(names)}
         backend = versions.backend_name(vllm_config, names[0])
         order = layout.block_order(shapes[names[0]], self._num_blocks)
-        self.identity = {**options.identity, **identity.rank_identity(backend, order, self._block_size)}
+        self.identity = {**options.identity, **identity.rank_identity(backend, order, placed, options.ranks)}
         index = self._rank_index
-        self._rank = Rank(options.engine_id, index, Memory(self.memory.fd, self.memory.size, placed))
+        self._rank = Rank(options.engine_id, index, self.memory.give(placed))
         hello = Hello(options.engine_id, Participant.WORKER, self.identity, ranks=options.ranks, rank=index)
         self._link = Attachment(options.kvd_socket, hello, on_welcome=self._rank.welcomed)
-        self._link.start(ATTACH_TIMEOUT_S)
-        self._handoff = WorkerHandoff(self._link, self._rank.notices, options.engine_id, index, len(names))
-        StartReport(options.report).facts(RankFacts(index, self._num_blocks, self._block_size, self.identity))
+        self._attach(self._link)
+        notices = self.memory.marking(self._rank.notices)
+        self._handoff = WorkerHandoff(self._link, notices, options.engine_id, index, len(names))
+        words = described(placed, options.ranks)
+        StartReport(options.report).facts(RankFacts(index, self._num_blocks, self._block_size, self.identity, words))
 
     def fence(self, plan: StepPlan) -> None:
         """See WorkerHandoff.fence."""
@@ -90,6 +101,18 @@ class WorkerSide:
         if self._rank is not None:
             self._rank.close()
         self.memory.close()
+
+    def _attach(self, link: Attachment) -> None:
+        if self._kind is MemoryKind.HOST:
+            link.start(ATTACH_TIMEOUT_S)
+            return
+        try:
+            link.start(DEVICE_TIMEOUT_S)
+        except InvalidRequest as error:
+            raise ConfigError(
+                f"the kvd at {self._options.kvd_socket} does not take this rank's {self._kind.value} memory: "
+                f"{error.message}"
+            ) from error
 
     def _registered(self) -> WorkerHandoff:
         if self._handoff is None:

@@ -34,7 +34,7 @@ class Facts:
 
 
 def profile(measured: Measured, fitted: Fitted, facts: Facts, misfits: Sequence[str]) -> Profile:
-    """The profile; with `misfits` it is marked as one that does not fit.
+    """The profile; with `misfits`, or of a measurement that broke off, it is marked as one that does not fit.
 
     Raises:
         ConfigError: numbers that make no engine.
@@ -94,6 +94,7 @@ def _fit(measured: Measured, fitted: Fitted, facts: Facts, misfits: Sequence[str
             found["bandwidth"] = "too few points: none is taken to bind"
         for mode, tail in fitted.handover.tail.items():
             found[f"{mode}_tail"] = round(tail, 6)
-    if misfits:
-        found[MISFIT] = "; ".join(misfits)
+    why = [f"the measurement broke off: {measured.broke_off}"] if measured.broke_off else []
+    if why := [*why, *misfits]:
+        found[MISFIT] = "; ".join(why)
     return found

@@ -97,3 +97,5 @@ class Measured:
     """Longest prompt and answer together."""
     token_budget: int | None
     """Most tokens in a step, where it was told; None: every prompt was taken to be one step."""
+    broke_off: str = ""
+    """Why it ended before all was measured, in words; empty: it did not."""

@@ -41,7 +41,7 @@ class Candidate:
     engines: int = 0
     """Engines that serve whole requests; of a split, beside its pairs."""
     profile: str = ""
-    """Whose engines they are; empty: there is only one profile."""
+    """Whose engines they are, `A to B` of a mixture; empty: there is only one profile."""
 
     @property
     def colocated(self) -> bool:
@@ -108,7 +108,7 @@ class Budget:
 
 def candidates(profile: Profile, budget: Budget) -> list[Candidate]:
     """All of them, the colocated ones first; by accelerators, those that leave none idle that one more engine could
-    use. A split has engines of one profile.
+    use. Of several profiles a split may have the prefill engines of one and the decode engines of another.
 
     Raises:
         ConfigError: too few for any engine of the profiles; engines of several profiles that are not counted by
@@ -116,7 +116,8 @@ def candidates(profile: Profile, budget: Budget) -> list[Candidate]:
     """
     if profile.siblings and budget.gpus is None:
         raise ConfigError("engines of several profiles differ in size: say how many accelerators with --gpus")
-    found = [way for one in profile.family for way in _ways(one, budget, one.name if profile.siblings else "")]
+    kinds = (*profile.family, *profile.mixed)
+    found = [way for one in kinds for way in _ways(one, budget, one.name if profile.siblings else "")]
     if found:
         return sorted(found, key=lambda way: not way.colocated)
     verb = "is" if budget in (Budget(engines=1), Budget(gpus=1)) else "are"

@@ -3,7 +3,7 @@
 import shlex
 
 from pdserve.bench.report.words import count
-from pdserve.planner.planning.decision import Plan
+from pdserve.planner.planning.plan import Plan
 
 
 def command(plan: Plan) -> str:
@@ -39,7 +39,7 @@ def engines(plan: Plan) -> str:
         found = f"{count(best.engines, 'engine')} that serve{'s' if best.engines == 1 else ''} whole requests"
     else:
         found = f"{best.prefills} prefill and {count(best.decodes, 'decode engine')}"
-    return f"{found} of {best.profile}" if best.profile else found
+    return f"{found} ({best.profile})" if best.profile else found
 
 
 def _exact(value: float) -> str:

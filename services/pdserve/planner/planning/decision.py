@@ -1,20 +1,22 @@
-"""The plan: which way to use the engines, how good it will be, what binds and what would change it. Pure, seeded."""
+"""Makes a plan: which way is best, how good it will be, what binds and what would change the answer. Pure, seeded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.goodput import THRESHOLD
 from pdserve.planner.measuring.making import MISFIT
 from pdserve.planner.planning.axes import axes
-from pdserve.planner.planning.binding import BRIEF, Binding, binding
+from pdserve.planner.planning.binding import BRIEF, binding
 from pdserve.planner.planning.candidates import Budget, Candidate, Kind, candidates
+from pdserve.planner.planning.cost import cost
 from pdserve.planner.planning.floors import Floor, check, floors
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval, predict, predict_share
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.present import Present, judge_present
 from pdserve.planner.planning.ranking import rank
+from pdserve.planner.planning.rivals import Facts, near
 from pdserve.planner.planning.screening import LOWER, Screened, screen
-from pdserve.planner.planning.switches import Facts, Searched, near, switches
+from pdserve.planner.planning.switches import Searched, switches
 from pdserve.planner.planning.trial import Judged, Question
 from pdserve.planner.planning.workload import Workload
 from pdserve.planner.profile import Profile
@@ -45,96 +47,6 @@ class Settings:
             raise ConfigError(f"runs of {self.requests} requests: ten at least")
         if self.cost_per_engine_hour is not None and not self.cost_per_engine_hour > 0:
             raise ConfigError(f"a cost of {self.cost_per_engine_hour:g} an hour: it must be above 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Per million tokens, in the currency that was given."""
-
-    good: float | None
-    """Prompt and answer tokens of requests that met every objective; None: there were none."""
-    good_output: float | None
-    """Their answers' tokens alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The answer."""
-
-    question: Question
-    """At the load that was planned for."""
-    asked: Workload
-    """What was asked for; more than `question` has where no way holds half of that."""
-    budget: Budget
-    floors: Mapping[Kind, Floor]
-    """A lone request, by kind."""
-    impossible: Mapping[Kind, list[str]]
-    """Why a kind was not looked at: what a lone request misses in it."""
-    screened: Screened
-    attainment: Interval
-    """Of the chosen way, for one more run."""
-    score: Interval
-    """Good requests a second of it."""
-    opponent_attainment: Interval | None
-    """Of the best of the other kind."""
-    goodputs: Mapping[Candidate, Goodput]
-    """Of the best few ways, the most first, or why it was not found; empty: not looked for."""
-    binding: Binding | None
-    searched: Searched | None
-    """What would change the answer; None: not looked for."""
-    cost: Cost | None
-    present: Present | None
-    """What runs now; None: not asked for."""
-
-    @property
-    def best(self) -> Judged:
-        """The chosen way."""
-        return self.screened.best
-
-    @property
-    def opponent(self) -> Judged | None:
-        """The best of the other kind, colocated or split."""
-        return self.screened.opponent
-
-    @property
-    def sought(self) -> Goodput | None:
-        """Of the chosen way; None: not looked for."""
-        return self.goodputs.get(self.best.candidate)
-
-    @property
-    def opponent_sought(self) -> Goodput | None:
-        """Of the best of the other kind."""
-        return None if self.opponent is None else self.goodputs.get(self.opponent.candidate)
-
-    @property
-    def held(self) -> bool:
-        """Whether as many requests are good as goodput asks for."""
-        return self.attainment.mean >= THRESHOLD
-
-    @property
-    def lacks(self) -> str:
-        """The kind of engines that the profile has no costs of, so that no split can be compared; empty: none."""
-        family = self.question.profile.family
-        if all(profile.colocated is None for profile in family):
-            return "colocated engines"
-        return "prefill and decode engines" if all(profile.prefill is None for profile in family) else ""
-
-    @property
-    def idle(self) -> int:
-        """Accelerators that the chosen way leaves idle; 0 where engines were given."""
-        if self.budget.gpus is None:
-            return 0
-        return self.budget.gpus - self.best.candidate.accelerators(self.question.profile)
-
-    @property
-    def goodput(self) -> Interval | None:
-        """Of the chosen way; None: not looked for, or not found."""
-        return self.sought.value if self.sought is not None else None
-
-    @property
-    def opponent_goodput(self) -> Interval | None:
-        """Of the best of the other kind."""
-        return self.opponent_sought.value if self.opponent_sought is not None else None
 
 
 def decide(question: Question, budget: Budget, settings: Settings, present: Candidate | None = None) -> Plan:
@@ -170,12 +82,8 @@ def decide(question: Question, budget: Budget, settings: Settings, present: Cand
         binds = binding(question, best.candidate, highest, min(count, BRIEF), settings.seed)
     searched = None
     if settings.switches:
-        lowered = asked.workload != question.workload and question.workload.rate is not None
-        too_much = (question.workload.rate or 0.0) / LOWER if lowered else None
-        facts = Facts(best.candidate, highest or 0.0, too_much)
-        ways = near(best.candidate, [one.candidate for one in screened.all], able)
-        kinds = [lone[one.kind] for one in ways]
-        searched = switches(question, facts, ways, list(axes(question, kinds)), settings.seed, settings.requests)
+        searched = _searched(asked, screened, goodputs, lone, able, settings)
+    per_hour = settings.cost_per_engine_hour
     return Plan(
         question=question,
         asked=asked.workload,
@@ -189,9 +97,31 @@ def decide(question: Question, budget: Budget, settings: Settings, present: Cand
         goodputs=goodputs,
         binding=binds,
         searched=searched,
-        cost=_cost(question, best, settings.cost_per_engine_hour),
+        cost=None if per_hour is None else cost(question, best, per_hour),
         present=None if present is None else _present(asked, present, count, settings),
     )
+
+
+def _searched(
+    asked: Question,
+    screened: Screened,
+    goodputs: Mapping[Candidate, Goodput],
+    lone: Mapping[Kind, Floor],
+    able: Sequence[Candidate],
+    settings: Settings,
+) -> Searched:
+    """What would change the answer, and does not contradict it."""
+    question, best = screened.question, screened.best.candidate
+    rate = question.workload.rate
+    lowered = asked.workload != question.workload and rate is not None
+    facts = Facts(
+        best,
+        held=max((one.held for one in goodputs.values()), default=0.0),
+        too_much=(rate or 0.0) / LOWER if lowered else None,
+    )
+    ways = near(best, [one.candidate for one in screened.all], able)
+    moved = list(axes(question, [lone[one.kind] for one in ways]))
+    return switches(question, facts, ways, moved, settings.seed, settings.requests)
 
 
 def _present(question: Question, present: Candidate, count: int, settings: Settings) -> Present:
@@ -231,25 +161,3 @@ def _check_fits(profile: Profile, workload: Workload) -> None:
                 f"a request of {workload.longest} tokens does not fit into the KV memory of a {name} engine, "
                 f"{role.spec.kv_tokens} tokens"
             )
-
-
-def _cost(question: Question, best: Judged, per_hour: float | None) -> Cost | None:
-    if per_hour is None:
-        return None
-    typical = question.workload.typical
-    a_second = per_hour * _sized(question.profile, best.candidate) / 3600
-
-    def million(tokens: int) -> float | None:
-        return a_second / (best.score * tokens) * 1e6 if best.score > 0 else None
-
-    return Cost(million(typical.prompt + typical.output), million(typical.output))
-
-
-def _sized(profile: Profile, of: Candidate) -> float:
-    """Engines of it; beside other profiles as many of the first profile's size as have its accelerators."""
-    if not profile.siblings:
-        return of.total
-    return of.accelerators(profile) / max(role.accelerators for role in profile.roles.values())
-
-
-__all__ = ["Budget", "Candidate", "Cost", "Plan", "Question", "Settings", "decide"]

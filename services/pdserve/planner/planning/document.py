@@ -5,9 +5,9 @@ from typing import Any
 
 from pdserve.planner.planning import check, words
 from pdserve.planner.planning.candidates import Candidate
-from pdserve.planner.planning.decision import Plan
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.present import Present
 from pdserve.planner.planning.switches import Searched
 from pdserve.planner.planning.trial import Judged

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pdserve.bench.report.words import objective
 from pdserve.planner.planning import verdict
-from pdserve.planner.planning.decision import Plan
+from pdserve.planner.planning.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,6 +31,8 @@ class Goodput:
     """Why not, in words."""
     order: float = 0.0
     """To compare by: the mean; infinite where it is too high to be found, 0 where there is none."""
+    held: float = 0.0
+    """Requests a second at which it holds, as far as was looked; 0 where there is none."""
 
 
 def goodput(question: Question, candidate: Candidate, seed: int, requests: int | None) -> Goodput:
@@ -43,7 +45,8 @@ def goodput(question: Question, candidate: Candidate, seed: int, requests: int |
     rate = question.workload.rate or 0.0
     first = _one(question, candidate, seed, requests, rate, 2.0)
     if first > _MOST * rate:
-        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {number(_MOST * rate)} req/s still", math.inf)
+        most = _MOST * rate
+        return Goodput(None, f"{THRESHOLD:.0%} and more are good at {number(most)} req/s still", math.inf, most)
     if first:
         rest = [
             _one(question, candidate, each, requests, first, 1 + 2 * PRECISION)
@@ -51,7 +54,7 @@ def goodput(question: Question, candidate: Candidate, seed: int, requests: int |
         ]
         # Each lies anywhere in the bisection's last bracket, whatever the seeds agree on.
         value = predict([first, *rest], floor=PRECISION * max(first, *rest) / math.sqrt(12))
-        return Goodput(value, order=value.mean)
+        return Goodput(value, order=value.mean, held=value.mean)
     return Goodput(None, f"not even at {number(_LEAST * rate)} req/s are {THRESHOLD:.0%} good")
 
 

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from pdserve.planner.planning import figure, verdict, words
-from pdserve.planner.planning.decision import Plan
+from pdserve.planner.planning.plan import Plan
 from pdserve.rpc.errors import ConfigError
 
 _STYLE = """

@@ -2,23 +2,19 @@
 better. Pure, seeded.
 
 One figure at a time is moved away from where it is, through the range that `axes` says, until the answer's shape
-(colocated, or another P:D) changes; then the place is narrowed down. Only ways near the answer are looked at: the
-colocated ones, the split itself or the best one, its neighbours, and the best split of each other profile.
+(colocated, or another P:D) changes; `rivals` says whether it does. Then the place is narrowed down.
 
 Short runs look for the place. They flatter, so longer ones look at both ends of what they found, and move it.
-
-What is found never contradicts the verdict. Whoever seems better at the given figures already, where the plan's longer
-runs said otherwise, has to be ahead by more than he is there. At a load up to the goodput of the best way there is a
-way that holds; at one that the plan found too much there is none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.planner.planning.axes import Axis
 from pdserve.planner.planning.candidates import Candidate
 from pdserve.planner.planning.length import FEWEST, short
-from pdserve.planner.planning.screening import EQUAL, HELD, first_round, held
+from pdserve.planner.planning.rivals import Evaluator, Facts
+from pdserve.planner.planning.screening import first_round, held
 from pdserve.planner.planning.trial import Judged, Question, judged
 from pdserve.rpc.errors import ConfigError
 
@@ -69,21 +65,6 @@ class Searched:
     """Where there is none, and how far it was looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the plan says, and this may not contradict."""
-
-    best: Candidate
-    held: float = 0.0
-    """Up to this rate, requests a second, half of the requests and more are good."""
-    too_much: float | None = None
-    """From this rate on they are not, whatever is chosen; None: not known."""
-
-
-_Answer = tuple[bool, Candidate | None]
-"""Whether another way is better, and which; None: not half of the requests are good."""
-
-
 def switches(
     question: Question, facts: Facts, near: Sequence[Candidate], axes: Sequence[Axis], seed: int, requests: int | None
 ) -> Searched:
@@ -101,9 +82,9 @@ def switches(
         return first_round(changed, able, None, seed)[1] if able else []
 
     share = held if requests is None else _attainment
-    briefly = _Evaluator(question, facts, near, brief, _attainment)
+    briefly = Evaluator(question, facts, near, brief, _attainment)
     already = requests is not None and requests <= _BRIEF
-    at_length = None if already else _Evaluator(question, facts, near, long, share)
+    at_length = None if already else Evaluator(question, facts, near, long, share)
     found, quiet = [], []
     for axis in axes:
         ends: list[float | None] = []
@@ -118,85 +99,7 @@ def switches(
     return Searched(tuple(found), tuple(quiet))
 
 
-def near(best: Candidate, ranked: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
-    """Ways that may be better where a figure differs a little. `ranked`: best first."""
-    splits = [one for one in ranked if not one.colocated]
-    middle = best if not best.colocated else next(iter(splits), None)
-    alike = [one for one in every if middle is not None and one.kind == middle.kind]
-    place = alike.index(middle) if middle in alike else 0
-    others = {one.profile: one for one in reversed(splits) if middle is not None and one.profile != middle.profile}
-    return [*(one for one in every if one.colocated), *alike[max(0, place - 1) : place + 2], *others.values()]
-
-
-class _Evaluator:
-    """Answers for changed questions by one kind of runs, by how far each way is ahead of where it is now."""
-
-    def __init__(
-        self,
-        question: Question,
-        facts: Facts,
-        near: Sequence[Candidate],
-        runs: Callable[[Question, Sequence[Candidate]], list[Judged]],
-        share: Callable[[Judged], float],
-    ) -> None:
-        self._facts = facts
-        self._near = near
-        self._runs = runs
-        self._share = share
-        found = runs(question, near)
-        self._ahead = {one.candidate: max(0.0, lead) for one, lead in self._leads(question, found)}
-        self._held = min(HELD, max(map(share, found)))
-
-    def __call__(self, axis: Axis, value: float) -> _Answer:
-        question, facts = axis.at(value), self._facts
-        rate = value if axis.what == "rate" else 0.0
-        if facts.too_much is not None and rate >= facts.too_much:
-            return True, None
-        found = self._runs(question, self._near)
-        if not found or (max(map(self._share, found)) < self._held and not 0.0 < rate <= facts.held):
-            return True, None
-        leads = ((lead - self._ahead.get(one.candidate, 0.0), one) for one, lead in self._leads(question, found))
-        ahead = [(lead, one.candidate) for lead, one in leads if lead > 0]
-        if not ahead:
-            return False, None
-        # Of equal ones the colocated is taken, as in the verdict.
-        return True, max(ahead, key=lambda one: (one[1].colocated, one[0]))[1]
-
-    def _leads(self, question: Question, found: Sequence[Judged]) -> list[tuple[Judged, float]]:
-        """Every other way, and by how much, as a share of what can be had, it is beyond what it takes to be chosen."""
-        best = self._facts.best
-        old = next((one for one in found if one.candidate == best), None)
-        top = max((one.score for one in found), default=0.0)
-        can = (question.workload.rate if question.workload.rate is not None else top) or 1.0
-        leads = []
-        for one in found:
-            if one.candidate.shape == best.shape:
-                continue
-            equal = max(EQUAL, 1 / one.requests)
-            wanted = -equal if one.candidate.colocated and not best.colocated else equal
-            # A colocated way that is as good as the answer, but not as the best of all, is not chosen. An answer that
-            # does not hold the requests at all is worse than anybody.
-            than = 0.0 if old is None else top if wanted < 0 else old.score
-            leads.append((one, (one.score - than) / can - wanted))
-        return leads
-
-
-def _attainment(one: Judged) -> float:
-    return one.attainment
-
-
-def _judged(question: Question, ways: Sequence[Candidate], count: int, seeds: Sequence[int]) -> list[Judged]:
-    """Of the ways whose engines hold the requests."""
-    found = []
-    for candidate in ways:
-        try:
-            found.append(judged(question, candidate, count, seeds))
-        except ConfigError:
-            continue  # requests that do not fit into its engines: it is no way there
-    return found
-
-
-def _search(axis: Axis, looks: Sequence[float], briefly: _Evaluator, at_length: _Evaluator | None) -> Switch | None:
+def _search(axis: Axis, looks: Sequence[float], briefly: Evaluator, at_length: Evaluator | None) -> Switch | None:
     still = axis.now
     for place, value in enumerate(looks):
         changed, to = briefly(axis, value)
@@ -214,7 +117,7 @@ def _search(axis: Axis, looks: Sequence[float], briefly: _Evaluator, at_length: 
 
 
 def _checked(
-    axis: Axis, ends: tuple[float, float], to: Candidate | None, beyond: Sequence[float], answer: _Evaluator
+    axis: Axis, ends: tuple[float, float], to: Candidate | None, beyond: Sequence[float], answer: Evaluator
 ) -> Switch | None:
     """By longer runs: the place where they change, before, between or beyond what short ones found."""
     still, other = ends
@@ -231,7 +134,7 @@ def _checked(
 
 
 def _narrowed(
-    axis: Axis, still: float, other: float, to: Candidate | None, answer: _Evaluator
+    axis: Axis, still: float, other: float, to: Candidate | None, answer: Evaluator
 ) -> tuple[float, float, Candidate | None]:
     for _ in range(_NARROWINGS):
         middle = axis.middle(still, other)
@@ -247,3 +150,18 @@ def _narrowed(
 
 def _switch(axis: Axis, still: float, other: float, to: Candidate | None) -> Switch:
     return Switch(axis.what, axis.unit, axis.now, still, other, to)
+
+
+def _attainment(one: Judged) -> float:
+    return one.attainment
+
+
+def _judged(question: Question, ways: Sequence[Candidate], count: int, seeds: Sequence[int]) -> list[Judged]:
+    """Of the ways whose engines hold the requests."""
+    found = []
+    for candidate in ways:
+        try:
+            found.append(judged(question, candidate, count, seeds))
+        except ConfigError:
+            continue  # requests that do not fit into its engines: it is no way there
+    return found

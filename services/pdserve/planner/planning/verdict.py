@@ -2,8 +2,8 @@
 
 from pdserve.bench.goodput import THRESHOLD
 from pdserve.bench.report.words import number, seconds
-from pdserve.planner.planning.decision import Plan
 from pdserve.planner.planning.interval import Interval
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.screening import EQUAL, HELD
 from pdserve.planner.planning.trial import Judged
 from pdserve.planner.planning.workload import Workload

@@ -10,10 +10,10 @@ from pdserve.bench.words import table as aligned
 from pdserve.planner.planning import check
 from pdserve.planner.planning.candidates import Candidate, takes
 from pdserve.planner.planning.changes import changes
-from pdserve.planner.planning.decision import Plan
 from pdserve.planner.planning.goodputs import Goodput
 from pdserve.planner.planning.interval import Interval
 from pdserve.planner.planning.length import NEARLY, SPANS
+from pdserve.planner.planning.plan import Plan
 from pdserve.planner.planning.screening import EQUAL
 from pdserve.planner.planning.trial import Judged
 from pdserve.planner.planning.verdict import answer, lighter, load, percent, rate, ratio, reasons
@@ -219,7 +219,17 @@ def how(plan: Plan) -> str:
         f"Simulated: runs of {of.count} requests, seeds {of.seed} to {last}; in brackets, where one more run of "
         f"{of.count} requests falls with 95 %. Ways within {EQUAL:.0%} are equal: of those colocated is taken, "
         f"and of splits the one with the most {'goodput' if plan.goodputs else 'room'}."
-        f"{_length(plan)}"
+        f"{_mixed(plan)}{_length(plan)}"
+    )
+
+
+def _mixed(plan: Plan) -> str:
+    """What is assumed of splits that have engines of two profiles; empty where there are none."""
+    mixed = {one.name for one in plan.question.profile.mixed}
+    if not any(one.candidate.profile in mixed for one in plan.screened.all):
+        return ""
+    return (
+        " What a hand-over between engines of two profiles costs, no profile says: of each figure the worse is taken."
     )
 
 

@@ -89,6 +89,7 @@ class FakeEngine:
         handovers: Handovers | None = None,
         *,
         model: str = "fake",
+        tokenizer: str = "bytes",
         max_model_len: int = 512,
         pool: int = 4096,
         identity: Mapping[str, str] | None = None,
@@ -96,6 +97,7 @@ class FakeEngine:
         self.engine_id = f"{role}-{next(self._serial)}"
         self.role: beats.Role = role
         self.model = model
+        self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.pool = pool
         self.identity = dict(identity or {"model": model, "kv_dtype": "float32"})
@@ -149,7 +151,7 @@ class FakeEngine:
             "grpc_address": self.address,
             "locator": b"locator of " + self.engine_id.encode(),
             "model": self.model,
-            "tokenizer": "bytes",
+            "tokenizer": self.tokenizer,
             "role": self.role,
             "identity": self.identity,
             "max_model_len": self.max_model_len,

@@ -42,10 +42,28 @@ def done(recomputed: int = 0, cached: int = 0) -> Done:
 class Rig:
     """Engines p0, p1, ... and d0, d1, ..., scripted legs, a driver and the records of its jobs."""
 
-    def __init__(self, prefills: int = 1, decodes: int = 1, both: int = 0, **settings: Any) -> None:
+    def __init__(
+        self,
+        prefills: int = 1,
+        decodes: int = 1,
+        both: int = 0,
+        *,
+        hold_timeout: float = 0.0,
+        hold_length: int = 8,
+        **settings: Any,
+    ) -> None:
+        """`hold_timeout`, `hold_length`: of requests that wait for an engine; the rest is DriveSettings."""
         self.registry = Registry()
         self.ledger = Ledger()
-        self.admission = Admission(self.registry, self.ledger, time.monotonic, length=8, timeout=5.0)
+        self.admission = Admission(
+            self.registry,
+            self.ledger,
+            time.monotonic,
+            length=8,
+            timeout=5.0,
+            hold_length=hold_length,
+            hold_timeout=hold_timeout,
+        )
         self.legs = ScriptedLegs()
         self.owner = Owner()
         self.ids = itertools.count(1)
@@ -96,6 +114,17 @@ class Rig:
         self.ledger.joined(entry.card)
         self.registry.channel_ready(engine_id)
 
+    def join(self, engine_id: str, role: Any) -> None:
+        """One more engine, of which those that wait hear."""
+        self.register(engine_id, role)
+        self.admission.pump()
+
+    def leave(self, engine_id: str) -> None:
+        """An engine is gone, and those that wait hear of it."""
+        self.registry.channel_broken(engine_id, "the test says so")
+        self.ledger.left(engine_id)
+        self.admission.pump()
+
     def job(self, mode: Mode = Mode.READ, **changes: Any) -> Job:
         """A request of 20 prompt tokens."""
         fields: dict[str, Any] = {
@@ -121,7 +150,7 @@ class Rig:
         return sum(self.ledger.reserved(entry.card.engine_id) for entry in self.registry.entries())
 
     async def queued(self, requests: int) -> None:
-        """Lets the loop turn until so many wait for credits."""
+        """Lets the loop turn until so many wait, for credits or for engines."""
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(self.admission) == requests

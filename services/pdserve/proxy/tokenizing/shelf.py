@@ -37,10 +37,18 @@ def load(name: str) -> Tokenizer:
 class Shelf:
     """Tokenizers by model."""
 
-    def __init__(self, overrides: Mapping[str, str], load: Load = load, threads: int = 2) -> None:
-        """`overrides`: folders by model, instead of what engines announce."""
+    def __init__(
+        self,
+        overrides: Mapping[str, str],
+        load: Load = load,
+        threads: int = 2,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`overrides`: folders by model, instead of what engines announce; `changed`: called on the loop when what
+        `lacking` says may be something else."""
         self._overrides = dict(overrides)
         self._load = load
+        self._changed = changed
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         self._loading: dict[tuple[str, str], asyncio.Future[Tokenizer]] = {}
         self._of_model: dict[str, asyncio.Future[Tokenizer]] = {}
@@ -53,9 +61,19 @@ class Shelf:
         failed = kept is not None and kept.done() and not kept.cancelled() and kept.exception() is not None
         if kept is None or failed:
             kept = asyncio.get_running_loop().run_in_executor(self._pool, self._load, key[1])
-            kept.add_done_callback(lambda done: _told(done, *key))
+            kept.add_done_callback(lambda done: self._loaded(done, *key))
             self._loading[key] = kept
         self._of_model[model] = kept
+
+    def lacking(self, model: str) -> str:
+        """Why a text of this model could not be tokenised now; empty: it could."""
+        loading = self._of_model.get(model)
+        if loading is None or loading.cancelled():
+            return _never_told(model)
+        if not loading.done():
+            return f"the tokenizer of {model} is being loaded"
+        error = loading.exception()
+        return "" if error is None else _missing(model, error)
 
     async def tokenize(self, model: str, prompt: Prompt, timeout: float) -> tuple[int, ...]:
         """A prompt as ids, within `timeout` seconds.
@@ -93,29 +111,38 @@ class Shelf:
     async def _tokenizer(self, model: str) -> Tokenizer:
         loading = self._of_model.get(model)
         if loading is None:
-            raise Unavailable(f"no engine has announced a tokenizer for {model}")
+            raise Unavailable(_never_told(model))
         if loading.done() and not loading.cancelled() and loading.exception() is None:
             return loading.result()
         try:
             return await asyncio.shield(loading)
         except ConfigError as error:
-            raise Unavailable(
-                f"no tokenizer for {model}: {error.message}; give token ids, or the proxy --tokenizer"
-            ) from error
+            raise Unavailable(_missing(model, error)) from error
+
+    def _loaded(self, done: "asyncio.Future[Tokenizer]", model: str, name: str) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            log.info("tokenizer_loaded", model=model, tokenizer=name)
+        else:
+            log.error("tokenizer_missing", model=model, tokenizer=name, error=_said(error))
+        self._changed()
+
+
+def _never_told(model: str) -> str:
+    return f"no engine has announced a tokenizer for {model}"
+
+
+def _missing(model: str, error: BaseException) -> str:
+    return f"no tokenizer for {model}: {_said(error)}; give token ids, or the proxy --tokenizer"
+
+
+def _said(error: BaseException) -> str:
+    return error.message if isinstance(error, PdserveError) else repr(error)
 
 
 def _tokenize(tokenizer: Tokenizer, prompt: str | Chat) -> tuple[int, ...]:
     if isinstance(prompt, Chat):
         return tuple(tokenizer.encode_rendered(tokenizer.render(prompt)))
     return tuple(tokenizer.encode(prompt))
-
-
-def _told(done: "asyncio.Future[Tokenizer]", model: str, name: str) -> None:
-    if done.cancelled():
-        return
-    error = done.exception()
-    if error is None:
-        log.info("tokenizer_loaded", model=model, tokenizer=name)
-    else:
-        said = error.message if isinstance(error, PdserveError) else repr(error)
-        log.error("tokenizer_missing", model=model, tokenizer=name, error=said)

@@ -16,6 +16,7 @@ import structlog
 from pdserve.proxy.ended import Ended
 from pdserve.proxy.tracing.process import Process
 from pdserve.proxy.tracing.size import most_spans
+from pdserve.proxy.tracing.undrawn import Undrawn
 from pdserve.proxy.tracing.wire import Report, pack
 from pdserve.rpc.errors import ConfigError
 from pdserve.runtime.clock import Clock
@@ -61,6 +62,8 @@ class Apart:
         """One has been there to draw: what the next refuses is no fault of the configuration."""
         self._past = Counts(0, 0, 0)
         """Of the processes before this one, and of those that none has drawn."""
+        self._untold = Undrawn(clock)
+        """Records that not even the process could be told."""
         self._dropped_at = -math.inf
         """Monotonic seconds."""
 
@@ -84,8 +87,8 @@ class Apart:
         try:
             spans = most_spans(ended)
             parcel = pack(ended, self._clock.unix_ns() - self._clock.monotonic_ns())
-        except Exception as defect:  # a record that cannot be told must not spoil the answer
-            log.error("trace_failed", request_id=ended.request_id, trace_id=ended.trace_id, exc_info=defect)
+        except Exception as defect:  # noqa: BLE001 - a record that cannot be told must not spoil the answer
+            self._untold.add(defect, request_id=ended.request_id, trace_id=ended.trace_id)
             return
         if self._process is not None and self._process.give(parcel, spans):
             return
@@ -98,7 +101,8 @@ class Apart:
     @property
     def counts(self) -> Counts:
         """What has become of the spans so far. Those of a record that was not drawn are as many as it can have."""
-        return self._past if self._process is None else _sum(self._past, self._process.report)
+        counts = self._past if self._process is None else _sum(self._past, self._process.report)
+        return replace(counts, undrawn=counts.undrawn + self._untold.count)
 
     @property
     def pid(self) -> int:
@@ -138,7 +142,13 @@ class Apart:
                 log.warning("traces_cut_off", waiting=process.owed)
         await self._tasks.aclose()
         counts = self.counts
-        log.info("traces_closed", exported=counts.exported, dropped=counts.dropped, failed=counts.failed)
+        log.info(
+            "traces_closed",
+            exported=counts.exported,
+            dropped=counts.dropped,
+            failed=counts.failed,
+            undrawn=counts.undrawn,
+        )
 
     async def _run(self) -> None:
         """One process after the other."""
@@ -179,4 +189,5 @@ def _sum(counts: Counts, report: Report) -> Counts:
         exported=counts.exported + report.exported,
         dropped=counts.dropped + report.dropped,
         failed=counts.failed + report.failed,
+        undrawn=counts.undrawn + report.undrawn,
     )

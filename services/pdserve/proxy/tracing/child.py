@@ -20,7 +20,9 @@ from typing import Final
 import structlog
 
 from pdserve.proxy.tracing.sink import draw
+from pdserve.proxy.tracing.undrawn import Undrawn
 from pdserve.proxy.tracing.wire import LARGEST, Report, pack_report, unpack
+from pdserve.runtime.clock import Clock
 from pdserve.runtime.log import LogFormat, LogLevel, setup
 from pdserve.runtime.telemetry import settings
 from pdserve.runtime.telemetry.export import ExportSettings, OtlpExport
@@ -61,6 +63,7 @@ class Drawer:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._drawn = 0
+        self._undrawn = Undrawn(Clock())
         self._spans = 0
         self._said: Report | None = None
         self._again: asyncio.TimerHandle | None = None
@@ -101,10 +104,10 @@ class Drawer:
         self._drawn += 1
         try:
             got = unpack(parcel)
-        except Exception as defect:  # one that is not understood must not end the others
-            log.error("trace_failed", exc_info=defect)
+        except Exception as defect:  # noqa: BLE001 - one that is not understood must not end the others
+            self._undrawn.add(defect)
         else:
-            self._spans += draw(got.ended, got.offset_ns, self._exporter.send)
+            self._spans += draw(got.ended, got.offset_ns, self._exporter.send, self._undrawn)
 
     def _tell(self) -> None:
         """Says the numbers where one has changed; later, where the proxy does not read just now."""
@@ -112,7 +115,9 @@ class Drawer:
             self._again.cancel()
             self._again = None
         counts = self._exporter.counts
-        report = Report(self._drawn, self._spans, counts.exported, counts.dropped, counts.failed)
+        report = Report(
+            self._drawn, self._spans, counts.exported, counts.dropped, counts.failed, undrawn=self._undrawn.count
+        )
         if report == self._said:
             return
         if say(self._sock, report):

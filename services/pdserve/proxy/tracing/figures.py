@@ -71,7 +71,12 @@ def of_doubt(way: Unfinished) -> dict[str, Value]:
 
 def of_transfer(facts: TransferFacts) -> dict[str, Value]:
     """What a hand-over moved."""
-    return {names.KV_BYTES: facts.kv_bytes, names.KV_BLOCKS: facts.blocks, names.TRANSPORT: facts.transport}
+    said: dict[str, Value] = {
+        names.KV_BYTES: facts.kv_bytes,
+        names.KV_BLOCKS: facts.blocks,
+        names.TRANSPORT: facts.transport,
+    }
+    return said | {names.LANES: facts.lanes} if facts.lanes else said
 
 
 def of_copies(facts: TransferFacts, kv_bytes: int) -> dict[str, Value]:
@@ -87,6 +92,7 @@ def of_copies(facts: TransferFacts, kv_bytes: int) -> dict[str, Value]:
         names.KV_LAYERS: facts.layers,
         names.KV_RANKS: facts.ranks,
         names.TRANSPORT: facts.transport,
+        names.LANES: facts.lanes,
     }
     said |= {name: value for name, value in known.items() if value}
     if facts.copy_ns:

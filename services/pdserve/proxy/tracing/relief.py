@@ -62,6 +62,7 @@ class Relieved:
             exported=first.exported + second.exported,
             dropped=first.dropped + second.dropped,
             failed=first.failed + second.failed,
+            undrawn=first.undrawn + second.undrawn,
         )
 
     async def failed(self) -> NoReturn:

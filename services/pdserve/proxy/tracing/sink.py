@@ -1,23 +1,20 @@
 """The sink that draws: each record becomes the spans of its trace at once, and these are handed on."""
 
-import structlog
-
 from pdserve.proxy.ended import Ended
 from pdserve.proxy.tracing.spans import spans_of
+from pdserve.proxy.tracing.undrawn import Undrawn
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.telemetry.span import Export
 
-log = structlog.get_logger(__name__)
 
-
-def draw(ended: Ended, offset_ns: int, export: Export) -> int:
-    """Draws one and hands it on; returns how many spans that were. `offset_ns`: what makes the proxy's monotonic clock
-    the epoch's."""
+def draw(ended: Ended, offset_ns: int, export: Export, undrawn: Undrawn) -> int:
+    """Draws one and hands it on; returns how many spans that were, 0 where it could not be drawn, which is counted.
+    `offset_ns`: what makes the proxy's monotonic clock the epoch's."""
     try:
         spans = spans_of(ended, offset_ns)
         export(spans)
-    except Exception as defect:  # a trace that cannot be drawn must not spoil the others, nor the answer
-        log.error("trace_failed", request_id=ended.request_id, trace_id=ended.trace_id, exc_info=defect)
+    except Exception as defect:  # noqa: BLE001 - a trace that cannot be drawn must not spoil the others, nor the answer
+        undrawn.add(defect, request_id=ended.request_id, trace_id=ended.trace_id)
         return 0
     return len(spans)
 
@@ -29,7 +26,8 @@ class TraceSink:
     def __init__(self, export: Export, clock: Clock) -> None:
         self._export = export
         self._clock = clock
+        self._undrawn = Undrawn(clock)
 
     def __call__(self, ended: Ended) -> None:
         """Draws it."""
-        draw(ended, self._clock.unix_ns() - self._clock.monotonic_ns(), self._export)
+        draw(ended, self._clock.unix_ns() - self._clock.monotonic_ns(), self._export, self._undrawn)

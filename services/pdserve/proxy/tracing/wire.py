@@ -40,6 +40,8 @@ class Report:
     failed: int = 0
     refused: str = ""
     """Why it does not even begin: a variable of OpenTelemetry's makes no sense."""
+    undrawn: int = 0
+    """Of `drawn`: those that could not be."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

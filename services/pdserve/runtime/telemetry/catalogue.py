@@ -116,7 +116,7 @@ KV_OVERLAPPED_BYTES: Final = _counter(
     "mode",
     "transport",
 )
-PROXY_QUEUED: Final = _gauge(names.PROXY_QUEUED, "Requests that wait for credits.")
+PROXY_QUEUED: Final = _gauge(names.PROXY_QUEUED, "Requests that wait for credits, or for an engine.")
 PROXY_IN_FLIGHT: Final = _gauge(names.PROXY_IN_FLIGHT, "Requests that have engines.")
 PROXY_ENGINES: Final = _gauge(
     names.PROXY_ENGINES, "Engines that have registered: state ready, draining, suspect or foreign.", "role", "state"
@@ -143,11 +143,14 @@ PROXY_SPANS: Final = _counter(
     " where traces go nowhere.",
     "state",
 )
+PROXY_UNDRAWN: Final = _counter(
+    names.PROXY_UNDRAWN_TOTAL, "Requests of which no trace could be drawn, a defect; the proxy's log has trace_failed."
+)
 
 PROXY: Final = (
     BUILD_INFO, DURATION, TTFT, TPOT, TTFT_PART, ITL, REQUESTS, REFUSALS, ATTEMPTS, FALLBACKS, CONTINUATIONS,
     RECOMPUTED_TOKENS, TOKENS, KV_BYTES, KV_OVERLAPPED_BYTES, PROXY_QUEUED, PROXY_IN_FLIGHT, PROXY_ENGINES,
-    PROXY_CREDIT_TOKENS, PROXY_ENGINE_REQUESTS, PROXY_BEAT_AGE, PROXY_SPANS,
+    PROXY_CREDIT_TOKENS, PROXY_ENGINE_REQUESTS, PROXY_BEAT_AGE, PROXY_SPANS, PROXY_UNDRAWN,
 )  # fmt: skip
 
 # -- kvd --------------------------------------------------------------------------------------
@@ -188,16 +191,23 @@ KVD_TRANSFER_SECONDS: Final = _seconds(
     "transport",
 )
 KVD_COPIES: Final = _counter(
-    names.KVD_COPIES_TOTAL, "Copies that have ended: done, cancelled or failed.", "mode", "transport", "result"
+    names.KVD_COPIES_TOTAL,
+    "Copies that have ended: done, cancelled or failed. lanes: what the transport used, in its own words, empty where"
+    " it has no choice or nothing was copied.",
+    "mode",
+    "transport",
+    "lanes",
+    "result",
 )
 KVD_COPIED_BYTES: Final = _counter(
-    names.KVD_COPIED_BYTES_TOTAL, "Bytes copied, also for hand-overs that failed.", "mode", "transport"
+    names.KVD_COPIED_BYTES_TOTAL, "Bytes copied, also for hand-overs that failed.", "mode", "transport", "lanes"
 )
 KVD_COPY_SECONDS: Final = _counter(
     names.KVD_COPY_SECONDS_TOTAL,
     "Spent copying, summed over copies that run side by side: bytes over seconds is the rate of one copy.",
     "mode",
     "transport",
+    "lanes",
 )
 KVD_COPIES_RUNNING: Final = _gauge(names.KVD_COPIES_RUNNING, "Copies under way.")
 KVD_FENCES: Final = _counter(names.KVD_FENCES_TOTAL, "Fences that are over.")

@@ -94,3 +94,5 @@ class Counts:
     """There was no room for them; whole traces."""
     failed: int
     """The collector was away, or refused them; or who was to send them has died."""
+    undrawn: int = 0
+    """Of whole requests: no trace could be drawn of them, so that nobody knows how many spans are missing."""

@@ -83,7 +83,7 @@ class GpuDevice:
     def open_event(self, handle: bytes) -> "GpuEvent":
         """See port.Device."""
         self._runtime.use(self._index)
-        return GpuEvent(self._runtime, self._runtime.open_event(handle))
+        return GpuEvent(self._runtime, self._index, self._runtime.open_event(handle))
 
     def warm_up(self, place: Place) -> None:
         """See port.Device."""
@@ -116,12 +116,16 @@ class GpuDevice:
 class GpuEvent:
     """See port.Event."""
 
-    def __init__(self, runtime: Runtime, event: int) -> None:
+    def __init__(self, runtime: Runtime, index: int, event: int) -> None:
         self._runtime = runtime
+        self._index = index
         self._event = event
 
     def done(self) -> bool:
         """See port.Event."""
+        # Asked by a thread that has no device. The first one, as is the rule then, may be one that kvd has nothing on:
+        # that would cost it half a gigabyte, and the event loop the time that it takes.
+        self._runtime.use(self._index)
         return self._runtime.passed(self._event)
 
     def close(self) -> None:

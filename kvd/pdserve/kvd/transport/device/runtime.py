@@ -16,6 +16,7 @@ from pdserve.kvd.types import MemoryKind
 HANDLE_BYTES: Final = 64
 
 _NOT_READY: Final = 600
+_REACHED_ALREADY: Final = 704
 _DEFAULT_KIND: Final = 4
 _LAZY_PEER_ACCESS: Final = 1
 _NON_BLOCKING: Final = 1
@@ -72,6 +73,22 @@ class Runtime:
     def use(self, index: int) -> None:
         """The calling thread works on this device from now on."""
         self._call("SetDevice", ctypes.c_int(index))
+
+    def count(self) -> int:
+        """Devices that this process sees."""
+        count = ctypes.c_int()
+        self._call("GetDeviceCount", ctypes.byref(count))
+        return count.value
+
+    def reach(self, other: int) -> None:
+        """The thread's device reads and writes another one's memory from now on, without the host between them; safe
+        twice. For measurements: what is opened by a handle is reached without it."""
+        name = "DeviceEnablePeerAccess"
+        code = self._function(self._library, self._prefix + name)(ctypes.c_int(other), ctypes.c_uint(0))
+        if code == _REACHED_ALREADY:
+            self._forget_error()
+        else:
+            self._check(name, code)
 
     def index_of(self, bus_id: str) -> int:
         """The number that this process knows a device by."""
@@ -217,6 +234,9 @@ class Runtime:
     def _check(self, name: str, code: int) -> None:
         if code:
             text = self._error(code)
-            # The code stays "the last error" of the thread otherwise, and torch would find it.
-            self._function(self._library, f"{self._prefix}GetLastError")()
+            self._forget_error()
             raise DeviceFailed(f"{self._prefix}{name}: {text.decode() if text else code}")
+
+    def _forget_error(self) -> None:
+        """A code stays "the last error" of the thread otherwise, and torch would find it."""
+        self._function(self._library, f"{self._prefix}GetLastError")()

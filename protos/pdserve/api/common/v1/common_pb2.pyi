@@ -400,6 +400,7 @@ class TransferFacts(google.protobuf.message.Message):
     OFFERED_NS_FIELD_NUMBER: builtins.int
     ACCEPTED_NS_FIELD_NUMBER: builtins.int
     LAST_BYTE_NS_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
     kv_bytes: builtins.int
     """Bytes that landed at the consumer, over all layers and ranks."""
     blocks: builtins.int
@@ -427,6 +428,10 @@ class TransferFacts(google.protobuf.message.Message):
     """Monotonic nanoseconds of kvd's host: the last byte was in place; before landed_ns where the offer
     came later (WRITE).
     """
+    lanes: builtins.str
+    """What the transport moved them over, in its own words, as "tcp/eth0 (software emulation)"; empty where it has no
+    choice, or does not tell.
+    """
     def __init__(
         self,
         *,
@@ -442,8 +447,9 @@ class TransferFacts(google.protobuf.message.Message):
         offered_ns: builtins.int = ...,
         accepted_ns: builtins.int = ...,
         last_byte_ns: builtins.int = ...,
+        lanes: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["accepted_ns", b"accepted_ns", "blocks", b"blocks", "copy_ns", b"copy_ns", "first_post_ns", b"first_post_ns", "kv_bytes", b"kv_bytes", "landed_ns", b"landed_ns", "last_byte_ns", b"last_byte_ns", "layers", b"layers", "offered_ns", b"offered_ns", "overlapped_bytes", b"overlapped_bytes", "ranks", b"ranks", "transport", b"transport"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["accepted_ns", b"accepted_ns", "blocks", b"blocks", "copy_ns", b"copy_ns", "first_post_ns", b"first_post_ns", "kv_bytes", b"kv_bytes", "landed_ns", b"landed_ns", "lanes", b"lanes", "last_byte_ns", b"last_byte_ns", "layers", b"layers", "offered_ns", b"offered_ns", "overlapped_bytes", b"overlapped_bytes", "ranks", b"ranks", "transport", b"transport"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___TransferFacts: typing_extensions.TypeAlias = TransferFacts

@@ -794,6 +794,7 @@ class DescribeResponse(google.protobuf.message.Message):
     PEERS_FIELD_NUMBER: builtins.int
     PEER_ADDRESS_FIELD_NUMBER: builtins.int
     PEERS_LOST_FIELD_NUMBER: builtins.int
+    CARRIED_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     version: builtins.str
     draining: builtins.bool
@@ -829,6 +830,10 @@ class DescribeResponse(google.protobuf.message.Message):
 
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
+    @property
+    def carried(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Carried]:
+        """What has carried bytes to this node's memory, or within it, since the start."""
+
     def __init__(
         self,
         *,
@@ -847,13 +852,47 @@ class DescribeResponse(google.protobuf.message.Message):
         peers: collections.abc.Iterable[Global___Peer] | None = ...,
         peer_address: builtins.str = ...,
         peers_lost: builtins.int = ...,
+        carried: collections.abc.Iterable[Global___Carried] | None = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["fences", b"fences"]
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["copier", b"copier", "defects", b"defects", "draining", b"draining", "engines", b"engines", "expiries", b"expiries", "fences", b"fences", "kvd_epoch", b"kvd_epoch", "peer_address", b"peer_address", "peers", b"peers", "peers_lost", b"peers_lost", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "uptime_seconds", b"uptime_seconds", "version", b"version"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["carried", b"carried", "copier", b"copier", "defects", b"defects", "draining", b"draining", "engines", b"engines", "expiries", b"expiries", "fences", b"fences", "kvd_epoch", b"kvd_epoch", "peer_address", b"peer_address", "peers", b"peers", "peers_lost", b"peers_lost", "regions", b"regions", "transfers", b"transfers", "transports", b"transports", "uptime_seconds", b"uptime_seconds", "version", b"version"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DescribeResponse: typing_extensions.TypeAlias = DescribeResponse
+
+@typing.final
+class Carried(google.protobuf.message.Message):
+    """One transport over one set of lanes, summed over the copies that it has made."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
+    COPIES_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    COPY_SECONDS_FIELD_NUMBER: builtins.int
+    transport: builtins.str
+    lanes: builtins.str
+    """In the transport's words; empty where it has no choice."""
+    copies: builtins.int
+    """Copies that have ended, also those that failed or were cancelled."""
+    bytes: builtins.int
+    copy_seconds: builtins.float
+    """Spent copying: bytes over it is the rate of one copy."""
+    def __init__(
+        self,
+        *,
+        transport: builtins.str = ...,
+        lanes: builtins.str = ...,
+        copies: builtins.int = ...,
+        bytes: builtins.int = ...,
+        copy_seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "copies", b"copies", "copy_seconds", b"copy_seconds", "lanes", b"lanes", "transport", b"transport"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Carried: typing_extensions.TypeAlias = Carried
 
 @typing.final
 class ListTransfersRequest(google.protobuf.message.Message):
@@ -884,6 +923,8 @@ class Transfer(google.protobuf.message.Message):
     OPERATIONS_FIELD_NUMBER: builtins.int
     WAITS_FOR_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
     transfer_id: builtins.bytes
     mode: pdserve.api.common.v1.common_pb2.TransferMode.ValueType
     producer_engine_id: builtins.str
@@ -904,6 +945,9 @@ class Transfer(google.protobuf.message.Message):
     """What it waits for and for how long, in words."""
     detail: builtins.str
     """Why it is being stopped, for people."""
+    transport: builtins.str
+    """What has moved its bytes, by name, and over which lanes; empty before the first copy has ended."""
+    lanes: builtins.str
     @property
     def consumer_engine_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -928,8 +972,10 @@ class Transfer(google.protobuf.message.Message):
         operations: builtins.int = ...,
         waits_for: builtins.str = ...,
         detail: builtins.str = ...,
+        transport: builtins.str = ...,
+        lanes: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "bytes_moved", b"bytes_moved", "bytes_wanted", b"bytes_wanted", "consumer_engine_ids", b"consumer_engine_ids", "consumer_handles", b"consumer_handles", "consumer_states", b"consumer_states", "detail", b"detail", "mode", b"mode", "operations", b"operations", "producer_engine_id", b"producer_engine_id", "producer_handle", b"producer_handle", "producer_state", b"producer_state", "reason", b"reason", "transfer_id", b"transfer_id", "waits_for", b"waits_for"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["age_seconds", b"age_seconds", "bytes_moved", b"bytes_moved", "bytes_wanted", b"bytes_wanted", "consumer_engine_ids", b"consumer_engine_ids", "consumer_handles", b"consumer_handles", "consumer_states", b"consumer_states", "detail", b"detail", "lanes", b"lanes", "mode", b"mode", "operations", b"operations", "producer_engine_id", b"producer_engine_id", "producer_handle", b"producer_handle", "producer_state", b"producer_state", "reason", b"reason", "transfer_id", b"transfer_id", "transport", b"transport", "waits_for", b"waits_for"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Transfer: typing_extensions.TypeAlias = Transfer
@@ -1069,3 +1115,216 @@ class DrainResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___DrainResponse: typing_extensions.TypeAlias = DrainResponse
+
+@typing.final
+class MeasureRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEERS_FIELD_NUMBER: builtins.int
+    DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
+    deadline_seconds: builtins.float
+    """Longest time for all of it, seconds, up to 120; what is not measured by then says so. 0: 30."""
+    @property
+    def peers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """HOST:PORT of other nodes' daemons; none: every peer that this daemon knows."""
+
+    def __init__(
+        self,
+        *,
+        peers: collections.abc.Iterable[builtins.str] | None = ...,
+        deadline_seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["deadline_seconds", b"deadline_seconds", "peers", b"peers"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___MeasureRequest: typing_extensions.TypeAlias = MeasureRequest
+
+@typing.final
+class Speed(google.protobuf.message.Message):
+    """One block size over one transport."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BLOCK_BYTES_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    block_bytes: builtins.int
+    bytes: builtins.int
+    """Of one copy, in scattered blocks."""
+    seconds: builtins.float
+    """From its start to its end, median."""
+    def __init__(
+        self,
+        *,
+        block_bytes: builtins.int = ...,
+        bytes: builtins.int = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["block_bytes", b"block_bytes", "bytes", b"bytes", "seconds", b"seconds"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Speed: typing_extensions.TypeAlias = Speed
+
+@typing.final
+class Candidate(google.protobuf.message.Message):
+    """One transport between two memories, used or not."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    WHY_NOT_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    LATENCY_SECONDS_FIELD_NUMBER: builtins.int
+    SPEEDS_FIELD_NUMBER: builtins.int
+    NOMINAL_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    transport: builtins.str
+    used: builtins.bool
+    """It is the one that hand-overs take."""
+    why_not: builtins.str
+    """Why it is not; empty where it is."""
+    lanes: builtins.str
+    """What it was seen to read over, in its own words; empty where it has no choice, or was not measured."""
+    error: builtins.str
+    """Why it was not measured, or not to the end; empty where it was."""
+    latency_seconds: builtins.float
+    """Of one block of 4096 bytes, median seconds; 0 where it was not measured."""
+    nominal_bytes_per_second: builtins.float
+    """Nominal rate of the devices in its lanes, bytes a second; 0 where that is not known."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What `--expect` may call it: its name, and those of its lanes ("nixl", "tcp")."""
+
+    @property
+    def speeds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Speed]: ...
+    def __init__(
+        self,
+        *,
+        transport: builtins.str = ...,
+        used: builtins.bool = ...,
+        why_not: builtins.str = ...,
+        lanes: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+        error: builtins.str = ...,
+        latency_seconds: builtins.float = ...,
+        speeds: collections.abc.Iterable[Global___Speed] | None = ...,
+        nominal_bytes_per_second: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["error", b"error", "lanes", b"lanes", "latency_seconds", b"latency_seconds", "names", b"names", "nominal_bytes_per_second", b"nominal_bytes_per_second", "speeds", b"speeds", "transport", b"transport", "used", b"used", "why_not", b"why_not"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Candidate: typing_extensions.TypeAlias = Candidate
+
+@typing.final
+class Way(google.protobuf.message.Message):
+    """From memory of one kind, here or at a peer, to memory of that kind on this node: the way that the bytes of
+    hand-overs take. The way back is measured by the other node's daemon.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    KVD_EPOCH_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    CANDIDATES_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
+    peer: builtins.str
+    """HOST:PORT of the other node's daemon; empty: within this node."""
+    node: builtins.str
+    """Name of its node, and UUID of its daemon's present life; empty where it was not reached."""
+    kvd_epoch: builtins.str
+    kind: builtins.str
+    """"host", "cuda" or "rocm". Only host memory is measured."""
+    error: builtins.str
+    """Why there is no way; empty where there is one."""
+    reason: builtins.str
+    """A reason of pdserve.rpc.errors, with `error`."""
+    @property
+    def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Candidate]:
+        """In order of preference."""
+
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What an operator should look at, in words."""
+
+    def __init__(
+        self,
+        *,
+        peer: builtins.str = ...,
+        node: builtins.str = ...,
+        kvd_epoch: builtins.str = ...,
+        kind: builtins.str = ...,
+        candidates: collections.abc.Iterable[Global___Candidate] | None = ...,
+        error: builtins.str = ...,
+        reason: builtins.str = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["candidates", b"candidates", "error", b"error", "kind", b"kind", "kvd_epoch", b"kvd_epoch", "node", b"node", "peer", b"peer", "reason", b"reason", "warnings", b"warnings"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Way: typing_extensions.TypeAlias = Way
+
+@typing.final
+class Device(google.protobuf.message.Message):
+    """One network or RDMA device (of the latter, one port)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    BITS_PER_SECOND_FIELD_NUMBER: builtins.int
+    UP_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """"eth0", "mlx5_0:1"."""
+    kind: builtins.str
+    """"net" or "rdma"."""
+    bits_per_second: builtins.int
+    """Nominal rate; 0 where it is not known."""
+    up: builtins.bool
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        kind: builtins.str = ...,
+        bits_per_second: builtins.int = ...,
+        up: builtins.bool = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bits_per_second", b"bits_per_second", "kind", b"kind", "name", b"name", "up", b"up"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Device: typing_extensions.TypeAlias = Device
+
+@typing.final
+class MeasureResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WAYS_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    SCRATCH_BYTES_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    scratch_bytes: builtins.int
+    """Of scratch memory, on each side."""
+    seconds: builtins.float
+    @property
+    def ways(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Way]: ...
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Device]:
+        """Of this node."""
+
+    def __init__(
+        self,
+        *,
+        ways: collections.abc.Iterable[Global___Way] | None = ...,
+        devices: collections.abc.Iterable[Global___Device] | None = ...,
+        scratch_bytes: builtins.int = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["devices", b"devices", "scratch_bytes", b"scratch_bytes", "seconds", b"seconds", "ways", b"ways"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___MeasureResponse: typing_extensions.TypeAlias = MeasureResponse

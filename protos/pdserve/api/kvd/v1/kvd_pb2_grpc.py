@@ -132,6 +132,11 @@ class OperatorStub(object):
                 request_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.DrainRequest.SerializeToString,
                 response_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/pdserve.api.kvd.v1.Operator/Measure',
+                request_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.MeasureResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer(object):
@@ -163,6 +168,14 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request, context):
+        """Measures what can carry KV within this node and from others to it, over scratch memory of the daemons' own, which
+        is given back before the answer. One at a time: OVERLOADED while this daemon measures or lends memory for that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -185,6 +198,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.DrainRequest.FromString,
                     response_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.DrainResponse.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.MeasureRequest.FromString,
+                    response_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.MeasureResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -296,6 +314,33 @@ class Operator(object):
             '/pdserve.api.kvd.v1.Operator/Drain',
             pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.DrainRequest.SerializeToString,
             pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.api.kvd.v1.Operator/Measure',
+            pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.MeasureRequest.SerializeToString,
+            pdserve_dot_api_dot_kvd_dot_v1_dot_kvd__pb2.MeasureResponse.FromString,
             options,
             channel_credentials,
             insecure,

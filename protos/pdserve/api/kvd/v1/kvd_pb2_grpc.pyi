@@ -69,6 +69,10 @@ class OperatorStub:
     ListLeases: grpc.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.ListLeasesRequest, pdserve.api.kvd.v1.kvd_pb2.ListLeasesResponse]
     Drain: grpc.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.DrainRequest, pdserve.api.kvd.v1.kvd_pb2.DrainResponse]
     """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone."""
+    Measure: grpc.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.MeasureRequest, pdserve.api.kvd.v1.kvd_pb2.MeasureResponse]
+    """Measures what can carry KV within this node and from others to it, over scratch memory of the daemons' own, which
+    is given back before the answer. One at a time: OVERLOADED while this daemon measures or lends memory for that.
+    """
 
 @typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -80,6 +84,10 @@ class OperatorAsyncStub(OperatorStub):
     ListLeases: grpc.aio.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.ListLeasesRequest, pdserve.api.kvd.v1.kvd_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Drain: grpc.aio.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.DrainRequest, pdserve.api.kvd.v1.kvd_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone."""
+    Measure: grpc.aio.UnaryUnaryMultiCallable[pdserve.api.kvd.v1.kvd_pb2.MeasureRequest, pdserve.api.kvd.v1.kvd_pb2.MeasureResponse]  # type: ignore[assignment]
+    """Measures what can carry KV within this node and from others to it, over scratch memory of the daemons' own, which
+    is given back before the answer. One at a time: OVERLOADED while this daemon measures or lends memory for that.
+    """
 
 class OperatorServicer(metaclass=abc.ABCMeta):
     """For operators."""
@@ -112,5 +120,15 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pdserve.api.kvd.v1.kvd_pb2.DrainResponse, collections.abc.Awaitable[pdserve.api.kvd.v1.kvd_pb2.DrainResponse]]:
         """Takes no new transfers; answers when none is left, the deadline passes or the drain is undone."""
+
+    @abc.abstractmethod
+    def Measure(
+        self,
+        request: pdserve.api.kvd.v1.kvd_pb2.MeasureRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pdserve.api.kvd.v1.kvd_pb2.MeasureResponse, collections.abc.Awaitable[pdserve.api.kvd.v1.kvd_pb2.MeasureResponse]]:
+        """Measures what can carry KV within this node and from others to it, over scratch memory of the daemons' own, which
+        is given back before the answer. One at a time: OVERLOADED while this daemon measures or lends memory for that.
+        """
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

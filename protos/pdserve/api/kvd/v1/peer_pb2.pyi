@@ -145,6 +145,7 @@ class Greeting(google.protobuf.message.Message):
     HELD_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
+    BEAT_MS_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     """UUID, fresh at every start of the daemon: another one at the same address is another peer."""
     version: builtins.str
@@ -170,6 +171,8 @@ class Greeting(google.protobuf.message.Message):
     """Last frame that was taken on that link."""
     nonce: builtins.bytes
     """What the answer must be signed over; empty in a welcome."""
+    beat_ms: builtins.int
+    """How long this side is silent on an open link at most, milliseconds; 0: it does not say."""
     def __init__(
         self,
         *,
@@ -185,8 +188,9 @@ class Greeting(google.protobuf.message.Message):
         held: builtins.bool = ...,
         received: builtins.int = ...,
         nonce: builtins.bytes = ...,
+        beat_ms: builtins.int = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["address", b"address", "boot_id", b"boot_id", "held", b"held", "kvd_epoch", b"kvd_epoch", "link", b"link", "monotonic_ns", b"monotonic_ns", "node", b"node", "nonce", b"nonce", "protocol", b"protocol", "received", b"received", "unix_ns", b"unix_ns", "version", b"version"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["address", b"address", "beat_ms", b"beat_ms", "boot_id", b"boot_id", "held", b"held", "kvd_epoch", b"kvd_epoch", "link", b"link", "monotonic_ns", b"monotonic_ns", "node", b"node", "nonce", b"nonce", "protocol", b"protocol", "received", b"received", "unix_ns", b"unix_ns", "version", b"version"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Greeting: typing_extensions.TypeAlias = Greeting
@@ -328,6 +332,84 @@ class LayerSpans(google.protobuf.message.Message):
 Global___LayerSpans: typing_extensions.TypeAlias = LayerSpans
 
 @typing.final
+class BlockPart(google.protobuf.message.Message):
+    """Where one part of the KV of each token and head lies in a block; bytes, from the start of the block in its span. All
+    of this is fixed for the rank's life.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SPAN_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    STEP_STRIDE_FIELD_NUMBER: builtins.int
+    HEAD_STRIDE_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
+    UNIT_STRIDE_FIELD_NUMBER: builtins.int
+    UNIT_BYTES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """"k", "v", or "kv": both as one."""
+    span: builtins.int
+    """Which of the layer's spans."""
+    offset: builtins.int
+    step_stride: builtins.int
+    """From one step to the next, and from one head to the next."""
+    head_stride: builtins.int
+    units: builtins.int
+    """Pieces of one step of one head, their distance, and the bytes of each."""
+    unit_stride: builtins.int
+    unit_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        span: builtins.int = ...,
+        offset: builtins.int = ...,
+        step_stride: builtins.int = ...,
+        head_stride: builtins.int = ...,
+        units: builtins.int = ...,
+        unit_stride: builtins.int = ...,
+        unit_bytes: builtins.int = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["head_stride", b"head_stride", "name", b"name", "offset", b"offset", "span", b"span", "step_stride", b"step_stride", "unit_bytes", b"unit_bytes", "unit_stride", b"unit_stride", "units", b"units"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___BlockPart: typing_extensions.TypeAlias = BlockPart
+
+@typing.final
+class BlockDivision(google.protobuf.message.Message):
+    """How the bytes of a block divide among tokens and KV heads, in each layer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_HEAD_FIELD_NUMBER: builtins.int
+    HEADS_FIELD_NUMBER: builtins.int
+    TOTAL_HEADS_FIELD_NUMBER: builtins.int
+    STEP_TOKENS_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    first_head: builtins.int
+    """Of the model's KV heads: the first that the rank holds, how many, and of how many."""
+    heads: builtins.int
+    total_heads: builtins.int
+    step_tokens: builtins.int
+    """Tokens that lie together in one tile of the attention kernel; 1: each by itself."""
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockPart]: ...
+    def __init__(
+        self,
+        *,
+        first_head: builtins.int = ...,
+        heads: builtins.int = ...,
+        total_heads: builtins.int = ...,
+        step_tokens: builtins.int = ...,
+        parts: collections.abc.Iterable[Global___BlockPart] | None = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["first_head", b"first_head", "heads", b"heads", "parts", b"parts", "step_tokens", b"step_tokens", "total_heads", b"total_heads"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___BlockDivision: typing_extensions.TypeAlias = BlockDivision
+
+@typing.final
 class PeerRegion(google.protobuf.message.Message):
     """One rank's memory as its node registered it."""
 
@@ -339,6 +421,7 @@ class PeerRegion(google.protobuf.message.Message):
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     LAYERS_FIELD_NUMBER: builtins.int
+    DIVISION_FIELD_NUMBER: builtins.int
     rank: builtins.int
     kind: builtins.str
     """"host", "cuda" or "rocm"."""
@@ -350,6 +433,10 @@ class PeerRegion(google.protobuf.message.Message):
     def layers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LayerSpans]:
         """In the order in which the model computes them."""
 
+    @property
+    def division(self) -> Global___BlockDivision:
+        """Absent: not known; the blocks can only be copied as they are."""
+
     def __init__(
         self,
         *,
@@ -359,8 +446,11 @@ class PeerRegion(google.protobuf.message.Message):
         block_size: builtins.int = ...,
         num_blocks: builtins.int = ...,
         layers: collections.abc.Iterable[Global___LayerSpans] | None = ...,
+        division: Global___BlockDivision | None = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["block_size", b"block_size", "bytes", b"bytes", "kind", b"kind", "layers", b"layers", "num_blocks", b"num_blocks", "rank", b"rank"]
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["division", b"division"]
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["block_size", b"block_size", "bytes", b"bytes", "division", b"division", "kind", b"kind", "layers", b"layers", "num_blocks", b"num_blocks", "rank", b"rank"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___PeerRegion: typing_extensions.TypeAlias = PeerRegion
@@ -548,6 +638,8 @@ class PostOperation(google.protobuf.message.Message):
     LAYERS_FIELD_NUMBER: builtins.int
     SOURCE_BLOCKS_FIELD_NUMBER: builtins.int
     BLOCKS_FIELD_NUMBER: builtins.int
+    SOURCE_RANK_FIELD_NUMBER: builtins.int
+    FIRST_UNIT_FIELD_NUMBER: builtins.int
     op_id: builtins.int
     """The sender's name for it."""
     transfer_id: builtins.bytes
@@ -555,12 +647,18 @@ class PostOperation(google.protobuf.message.Message):
     engine_id: builtins.str
     handle: builtins.str
     rank: builtins.int
-    """Of both engines."""
+    """Of the receiver's engine: the rank that is filled."""
+    source_rank: builtins.int
+    """Of the sender's engine: the rank that is read."""
+    first_unit: builtins.int
+    """Number of the first unit in the prompt: it says where in its two blocks it lies."""
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def source_blocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """As many as `blocks`: blocks of the source."""
+        """As many as `blocks`: blocks of the source. One of either for each unit: the run of as many tokens as both block sizes
+        are multiples of.
+        """
 
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
@@ -576,8 +674,10 @@ class PostOperation(google.protobuf.message.Message):
         layers: collections.abc.Iterable[builtins.int] | None = ...,
         source_blocks: collections.abc.Iterable[builtins.int] | None = ...,
         blocks: collections.abc.Iterable[builtins.int] | None = ...,
+        source_rank: builtins.int = ...,
+        first_unit: builtins.int = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["blocks", b"blocks", "engine_id", b"engine_id", "handle", b"handle", "layers", b"layers", "op_id", b"op_id", "rank", b"rank", "source_blocks", b"source_blocks", "source_engine_id", b"source_engine_id", "transfer_id", b"transfer_id"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["blocks", b"blocks", "engine_id", b"engine_id", "first_unit", b"first_unit", "handle", b"handle", "layers", b"layers", "op_id", b"op_id", "rank", b"rank", "source_blocks", b"source_blocks", "source_engine_id", b"source_engine_id", "source_rank", b"source_rank", "transfer_id", b"transfer_id"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___PostOperation: typing_extensions.TypeAlias = PostOperation
@@ -630,6 +730,7 @@ class OperationEnded(google.protobuf.message.Message):
     COPY_NS_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
     op_id: builtins.int
     bytes: builtins.int
     """Bytes that were copied, and the time spent on that, nanoseconds."""
@@ -638,6 +739,8 @@ class OperationEnded(google.protobuf.message.Message):
     """The transport that was used, by name; empty where there was none."""
     error: builtins.str
     """Empty: every byte is in place."""
+    lanes: builtins.str
+    """What carried it, in the transport's words; empty where that has no choice."""
     def __init__(
         self,
         *,
@@ -646,8 +749,146 @@ class OperationEnded(google.protobuf.message.Message):
         copy_ns: builtins.int = ...,
         transport: builtins.str = ...,
         error: builtins.str = ...,
+        lanes: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "copy_ns", b"copy_ns", "error", b"error", "op_id", b"op_id", "transport", b"transport"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "copy_ns", b"copy_ns", "error", b"error", "lanes", b"lanes", "op_id", b"op_id", "transport", b"transport"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___OperationEnded: typing_extensions.TypeAlias = OperationEnded
+
+@typing.final
+class LendRequest(google.protobuf.message.Message):
+    """First, and once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GREETING_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    bytes: builtins.int
+    """How much is to be read from; what is above 64 MiB is refused."""
+    @property
+    def greeting(self) -> Global___SignedGreeting: ...
+    def __init__(
+        self,
+        *,
+        greeting: Global___SignedGreeting | None = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["greeting", b"greeting"]
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "greeting", b"greeting"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___LendRequest: typing_extensions.TypeAlias = LendRequest
+
+@typing.final
+class LendResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHALLENGE_FIELD_NUMBER: builtins.int
+    SCRATCH_FIELD_NUMBER: builtins.int
+    @property
+    def challenge(self) -> Global___Challenge:
+        """First, and once."""
+
+    @property
+    def scratch(self) -> Global___Scratch:
+        """Second, and once."""
+
+    def __init__(
+        self,
+        *,
+        challenge: Global___Challenge | None = ...,
+        scratch: Global___Scratch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["challenge", b"challenge", "message", b"message", "scratch", b"scratch"]
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["challenge", b"challenge", "message", b"message", "scratch", b"scratch"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: typing_extensions.TypeAlias = typing.Literal["challenge", "scratch"]
+    _WhichOneofArgType_message: typing_extensions.TypeAlias = typing.Literal["message", b"message"]
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___LendResponse: typing_extensions.TypeAlias = LendResponse
+
+@typing.final
+class Scratch(google.protobuf.message.Message):
+    """Host memory to read from."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class CardsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.bytes = ...,
+        ) -> None: ...
+        _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["key", b"key", "value", b"value"]
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+    @typing.final
+    class RefusedEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["key", b"key", "value", b"value"]
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+    WELCOME_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    CARDS_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    bytes: builtins.int
+    seed: builtins.int
+    """Each 4096 bytes, number i from 0, hold 512 times the sum of this and i * 0x9e3779b97f4a7c15, modulo 2^64,
+    little-endian.
+    """
+    @property
+    def welcome(self) -> Global___SignedGreeting:
+        """The answer to the greeting."""
+
+    @property
+    def cards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]:
+        """How to read it, by the transport's name, and why a transport of the lender's cannot."""
+
+    @property
+    def refused(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pdserve.api.kvd.v1.kvd_pb2.Device]:
+        """Of the lender's node."""
+
+    def __init__(
+        self,
+        *,
+        welcome: Global___SignedGreeting | None = ...,
+        bytes: builtins.int = ...,
+        seed: builtins.int = ...,
+        cards: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
+        refused: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        devices: collections.abc.Iterable[pdserve.api.kvd.v1.kvd_pb2.Device] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: typing_extensions.TypeAlias = typing.Literal["welcome", b"welcome"]
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "cards", b"cards", "devices", b"devices", "refused", b"refused", "seed", b"seed", "welcome", b"welcome"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Scratch: typing_extensions.TypeAlias = Scratch

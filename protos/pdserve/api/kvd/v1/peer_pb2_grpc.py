@@ -40,6 +40,11 @@ class PeerServiceStub(object):
                 request_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.ConnectResponse.FromString,
                 _registered_method=True)
+        self.Lend = channel.stream_stream(
+                '/pdserve.api.kvd.v1.PeerService/Lend',
+                request_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.LendRequest.SerializeToString,
+                response_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.LendResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -55,6 +60,14 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lend(self, request_iterator, context):
+        """Scratch memory for one measurement: `challenge`, then the request, then `scratch`. It is lent until the stream ends,
+        for half a minute at most. OVERLOADED while the listener lends or measures for another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +75,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.ConnectRequest.FromString,
                     response_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.ConnectResponse.SerializeToString,
+            ),
+            'Lend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.LendRequest.FromString,
+                    response_serializer=pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.LendResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +110,33 @@ class PeerService(object):
             '/pdserve.api.kvd.v1.PeerService/Connect',
             pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.ConnectRequest.SerializeToString,
             pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pdserve.api.kvd.v1.PeerService/Lend',
+            pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.LendRequest.SerializeToString,
+            pdserve_dot_api_dot_kvd_dot_v1_dot_peer__pb2.LendResponse.FromString,
             options,
             channel_credentials,
             insecure,

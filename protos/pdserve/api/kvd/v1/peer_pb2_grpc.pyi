@@ -34,6 +34,10 @@ class PeerServiceStub:
     `greeting`, the listener with `welcome`; then both sides send frames. A stream that breaks may be
     followed by another that goes on with the same link, within the grace.
     """
+    Lend: grpc.StreamStreamMultiCallable[pdserve.api.kvd.v1.peer_pb2.LendRequest, pdserve.api.kvd.v1.peer_pb2.LendResponse]
+    """Scratch memory for one measurement: `challenge`, then the request, then `scratch`. It is lent until the stream ends,
+    for half a minute at most. OVERLOADED while the listener lends or measures for another.
+    """
 
 @typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -44,6 +48,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """One stream per pair of daemons. The listener opens with `challenge`, the caller answers with
     `greeting`, the listener with `welcome`; then both sides send frames. A stream that breaks may be
     followed by another that goes on with the same link, within the grace.
+    """
+    Lend: grpc.aio.StreamStreamMultiCallable[pdserve.api.kvd.v1.peer_pb2.LendRequest, pdserve.api.kvd.v1.peer_pb2.LendResponse]  # type: ignore[assignment]
+    """Scratch memory for one measurement: `challenge`, then the request, then `scratch`. It is lent until the stream ends,
+    for half a minute at most. OVERLOADED while the listener lends or measures for another.
     """
 
 class PeerServiceServicer(metaclass=abc.ABCMeta):
@@ -58,6 +66,16 @@ class PeerServiceServicer(metaclass=abc.ABCMeta):
         """One stream per pair of daemons. The listener opens with `challenge`, the caller answers with
         `greeting`, the listener with `welcome`; then both sides send frames. A stream that breaks may be
         followed by another that goes on with the same link, within the grace.
+        """
+
+    @abc.abstractmethod
+    def Lend(
+        self,
+        request_iterator: _MaybeAsyncIterator[pdserve.api.kvd.v1.peer_pb2.LendRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[pdserve.api.kvd.v1.peer_pb2.LendResponse], collections.abc.AsyncIterator[pdserve.api.kvd.v1.peer_pb2.LendResponse]]:
+        """Scratch memory for one measurement: `challenge`, then the request, then `scratch`. It is lent until the stream ends,
+        for half a minute at most. OVERLOADED while the listener lends or measures for another.
         """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

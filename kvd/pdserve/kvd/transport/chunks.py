@@ -13,6 +13,11 @@ from pdserve.kvd.plan import Offsets, Runs
 
 PIECE_BYTES: Final = 1 << 20
 """The longest descriptor, and the shortest chunk that may be asked for."""
+WINDOW: Final = 2
+"""Chunks in flight: the next one waits while one is on the way."""
+_CHUNK_S: Final = 0.004
+"""What a chunk should take: a cancelled copy ends within the window. A request costs 0.1 ms, which over cma is seen."""
+_LONGEST_BYTES: Final = 64 << 20
 
 
 class Cutter:
@@ -23,14 +28,27 @@ class Cutter:
         self._ends = np.cumsum(self._length)
         self._low = 0
 
-    def next(self, limit: int) -> tuple[Offsets, Offsets, Offsets] | None:
-        """At most `limit` bytes, which is at least a piece; None after the last."""
+    def next(self, limit: int, pieces: int | None = None) -> tuple[Offsets, Offsets, Offsets] | None:
+        """At most `limit` bytes, which is at least a piece, in at most so many pieces; None after the last."""
         low = self._low
         if low == len(self._length):
             return None
         done = self._ends[low - 1] if low else np.uint64(0)
-        high = self._low = int(np.searchsorted(self._ends, done + np.uint64(limit), side="right"))
+        high = int(np.searchsorted(self._ends, done + np.uint64(limit), side="right"))
+        self._low = high = high if pieces is None else min(high, low + pieces)
         return self._src[low:high], self._dst[low:high], self._length[low:high]
+
+
+class Pace:
+    """How long chunks are to be, by how fast copies are."""
+
+    def __init__(self) -> None:
+        self.chunk_bytes = 4 * PIECE_BYTES
+
+    def seen(self, moved: int, seconds: float) -> None:
+        """A copy has moved so many bytes since it began."""
+        if moved > PIECE_BYTES and seconds > 0:  # a shorter one measures the way there and back
+            self.chunk_bytes = min(max(int(moved / seconds * _CHUNK_S), PIECE_BYTES), _LONGEST_BYTES)
 
 
 def _pieces(runs: Runs, limit: np.uint64) -> tuple[Offsets, Offsets, Offsets]:
