@@ -74,6 +74,8 @@ _PAUSES: Final[dict[Phase, Pause | None]] = {
     Phase.STREAMING: Pause("proxy", Point.PROXY_TOKEN, "2*off->1*pause"),
 }
 
+_PAST_PREFILL: Final = (Phase.NOTICE, Phase.FIRST_STEP, Phase.STREAMING)
+"""Prefill's part is done, and the proxy has been told so. In WRITE decode does not wait for that word."""
 _AT_PREFILL: Final = (Phase.QUEUED, Phase.COMPUTING, Phase.LAYER)
 """In WRITE decode's leg is open meanwhile, and accepts."""
 
@@ -104,6 +106,8 @@ class Held:
         """Lets the next request wait there."""
         if self.pause is not None:
             await self._failpoints().arm(self.pause.point, self.pause.terms)
+        if self.phase in _PAST_PREFILL:
+            await self.fleet.members["proxy"].failpoints.arm(Point.PROXY_READY, "delay(0)")  # so that it is counted
 
     async def reached(self) -> None:
         """The request waits there.
@@ -116,7 +120,14 @@ class Held:
         count = await self._failpoints().awaited(self.pause.point, waiting=1)
         if not count.waiting:
             raise NotHeld(f"no request came to {self.phase.value}: {count}")
+        if self.phase in _PAST_PREFILL:
+            await self._told()
         await until(self._early, COMMAND_S)
+
+    async def _told(self) -> None:
+        count = await self.fleet.members["proxy"].failpoints.awaited(Point.PROXY_READY, fired=1)
+        if not count.fired:
+            raise NotHeld(f"the proxy has not heard from prefill at {self.phase.value}")
 
     @property
     def point(self) -> Point | None:

@@ -248,7 +248,9 @@ class Attempt:
             event = await leg.receive()
             if not isinstance(event, Ready):
                 raise ProducerFailed("prefill ended without an offer")
-            self.ready, self.ready_ns = event, self._clock.monotonic_ns()
+            came_ns = self._clock.monotonic_ns()
+            await failpoint(Point.PROXY_READY)
+            self.ready, self.ready_ns = event, came_ns
             self._offered.set()
             async with asyncio.timeout(brief.release_timeout):
                 if not isinstance(await leg.receive(), Released):

@@ -26,6 +26,8 @@ class Point(enum.Enum):
     """A pair was chosen; no leg is open yet."""
     PROXY_BETWEEN = "proxy.between"
     """READ: prefill has offered, decode is not asked yet."""
+    PROXY_READY = "proxy.ready"
+    """Prefill's word that it has offered is here; the attempt does not count on it yet."""
     PROXY_TOKEN = "proxy.token"
     """Decode's tokens are here, the client has not seen them."""
     PREFILL_RECEIVED = "prefill.received"
