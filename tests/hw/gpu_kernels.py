@@ -125,6 +125,7 @@ class Work:
     """What one launch copies, on the device."""
 
     table: Any
+    """A list of runs, and one place at no offset."""
     addresses: Any
     """The same with addresses instead of offsets."""
     runs: int
@@ -132,6 +133,10 @@ class Work:
     """Bytes."""
     src: Any
     dst: Any
+    pattern: Any
+    """The table of a pattern and its places."""
+    pattern_runs: int
+    places: int
 
 
 @dataclass(frozen=True)
@@ -168,16 +173,25 @@ class Kernel:
         )
 
 
-def _as_it_is(work: Work, lanes: int) -> None:
+def _own(work: Work, table: Any, runs: int, places: int, lanes: int) -> None:
     widths = work.src.shape[1], work.dst.shape[1]
-    kernel._copy_runs[(work.runs * lanes,)](
-        *(work.table, work.src, work.dst, work.runs, lanes, kernel._TILE, *widths), num_warps=kernel._WARPS
+    kernel._copy_runs[(runs * places * lanes,)](
+        *(table, work.src, work.dst, runs, places, lanes, kernel._TILE, *widths), num_warps=kernel._WARPS
     )
+
+
+def _as_it_is(work: Work, lanes: int) -> None:
+    _own(work, work.pattern, work.pattern_runs, work.places, lanes)
+
+
+def _as_a_list(work: Work, lanes: int) -> None:
+    _own(work, work.table, work.runs, 1, lanes)
 
 
 KERNELS: Final = (
     Kernel("as it is", kernel._TILE, kernel._WARPS, launch_of=_as_it_is),
     Kernel("as it is, again", kernel._TILE, kernel._WARPS, launch_of=_as_it_is),
+    Kernel("as it is, of a list", kernel._TILE, kernel._WARPS, launch_of=_as_a_list),
     Kernel("16 KiB, 4 warps"),
     Kernel("4 KiB, 1 warp", 4 << 10, 1),
     Kernel("4 KiB, 2 warps", 4 << 10, 2),

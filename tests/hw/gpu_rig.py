@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from pdserve.kvd.plan import Runs
+from pdserve.kvd.runs import Runs, once
 from pdserve.kvd.testing.device_process import RemoteMemory
 from pdserve.kvd.transport.device.gpu import GpuDevice
 from pdserve.kvd.transport.device.mappings import Mappings
@@ -40,10 +40,15 @@ class Bench:
     def work(self, plan: Runs) -> Work:
         """One launch's, on the device."""
         places = [torch.from_numpy(np.ascontiguousarray(place.table())).cuda() for place in (self.src, self.dst)]
-        offsets = np.concatenate((plan.src, plan.dst, plan.length)).view(np.int64)
-        addresses = np.concatenate((self.src.at(plan.src), self.dst.at(plan.dst), plan.length)).view(np.int64)
-        table, direct = (torch.from_numpy(words).cuda() for words in (offsets, addresses))
-        return Work(table, direct, len(plan), plan.total, *places)
+        whole, here = once(plan), np.zeros(2, np.uint64)
+        tables = (
+            (plan.src, plan.dst, plan.length, here),
+            (self.src.at(plan.src), self.dst.at(plan.dst), plan.length),
+            (whole.pattern.src, whole.pattern.dst, whole.pattern.length, whole.src_at, whole.dst_at),
+        )
+        table, direct, pattern = (torch.from_numpy(np.concatenate(one).view(np.int64)).cuda() for one in tables)
+        counts = len(whole.pattern), len(whole.src_at)
+        return Work(table, direct, len(plan), plan.total, places[0], places[1], pattern, *counts)
 
     def bare(self, read_over: int) -> Bare:
         """See gpu_launches. kvd's own kernel has been compiled for these places."""

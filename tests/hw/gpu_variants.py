@@ -26,7 +26,8 @@ import torch
 import triton
 
 from pdserve.kvd.config import GpuCopy
-from pdserve.kvd.plan import Runs, make_plan
+from pdserve.kvd.plan import make_plan
+from pdserve.kvd.runs import Repeated, Runs
 from pdserve.kvd.testing.device_process import RemoteMemory
 from pdserve.kvd.testing.engine import plain_layout
 from pdserve.kvd.transport.device.gpu import GpuDevice, GpuDevices
@@ -53,6 +54,17 @@ def _plans(seed: int) -> Iterator[tuple[str, Runs]]:
     for block in (16, 112, 4096, 16 << 10, 304 << 10):
         src, dst = (random.permutation(SIZE // block)[:2000].astype(np.uint64) * np.uint64(block) for _ in range(2))
         yield f"{block} bytes", Runs(src, dst, np.full(len(src), block, np.uint64))
+        src_at, dst_at = (
+            random.permutation(8).astype(np.uint64)[:5] * np.uint64(SIZE // 8 // 16 * 16) for _ in range(2)
+        )
+        few = src < SIZE // 9 // 16 * 16 - block, dst < SIZE // 9 // 16 * 16 - block
+        count = min(int(some.sum()) for some in few)
+        src, dst = src[few[0]][:count], dst[few[1]][:count]
+        if count:
+            yield (
+                f"{block} bytes at five places",
+                Repeated(Runs(src, dst, np.full(count, block, np.uint64)), src_at, dst_at),
+            )
     yield "everything", runs((0, 0, SIZE))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.kvd.reshard import Share, alike, match
-from pdserve.kvd.runs import Numbers, Offsets, Runs, merge, nothing
+from pdserve.kvd.runs import Numbers, Offsets, Repeated, Runs, merge, nothing
 from pdserve.kvd.slices import cut
 from pdserve.kvd.types import Layout
 from pdserve.kvd.views import Views
@@ -71,6 +71,8 @@ class Planner:
         """Where each layer's rows begin, and one past the last."""
         self._solid = all(a.stride == a.length == b.stride for layer in pairs for a, b in layer)
         """Neighbouring blocks touch, in every span of both."""
+        self._uniform = len({row[1::2] + row[4:] for row in rows}) == 1
+        """Every span has the same strides and length."""
 
     def quick(self, units: int, layers: int) -> bool:
         """Whether so much is planned as a whole."""
@@ -88,7 +90,8 @@ class Planner:
     def slices(
         self, layers: Sequence[int], src_blocks: Sequence[int], dst_blocks: Sequence[int], first: int = 0
     ) -> Iterator[Runs]:
-        """The same bytes as those of `plan` in slices, of which each is made when it is asked for, by whichever thread.
+        """The same bytes as those of `plan` in slices, of which each is made when it is asked for, by whichever thread;
+        its lists too, so that nobody else makes them.
 
         Raises:
             ValueError: as `plan`, before the first of them.
@@ -96,7 +99,8 @@ class Planner:
         a, b = self._checked(layers, src_blocks, dst_blocks)
         parts = cut(len(layers), len(a), self.each, self._bounds.slice)
         return (
-            self._plan(layers[part.layers], a[part.units], b[part.units], first + part.units.start) for part in parts
+            self._plan(layers[part.layers], a[part.units], b[part.units], first + part.units.start).listed()
+            for part in parts
         )
 
     def _checked(
@@ -126,6 +130,9 @@ class Planner:
             a, b = a[starts], b[starts]
         else:
             counts = np.ones(len(a), dtype=np.int64)
+        if self._uniform and len(at) > 1:
+            pattern = merge(a * a_stride[0], b * b_stride[0], counts * length[0])
+            return Repeated(pattern, at[:, 0].astype(np.uint64), to[:, 0].astype(np.uint64))
         return merge((at + a * a_stride).ravel(), (to + b * b_stride).ravel(), (counts * length).ravel())
 
     def _check_layers(self, layers: Sequence[int]) -> None:

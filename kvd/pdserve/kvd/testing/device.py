@@ -4,10 +4,11 @@ An allocation's handle is 64 bytes that name it, as a real one's are. What a rea
 refused: unknown handles, a handle opened twice, a device that is not there, memory out of reach.
 """
 
+import contextlib
 import ctypes
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,7 +71,9 @@ class FakeGpu:
     launches: list[int] = field(default_factory=list)
     """Bytes of each."""
     threads: set[int] = field(default_factory=set)
-    """That have called it."""
+    """That have called it, but for launches."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held in each call: a second one fails, whatever thread it comes from."""
     before: Callable[[Runs], None] | None = None
     lie: bool = False
     """Says that it copied, and does not."""
@@ -82,9 +85,10 @@ class FakeGpu:
         if found is None:
             raise DeviceFailed("invalid argument")
         address = int(found.ctypes.data)
-        if address in self.opened:
-            raise DeviceFailed("the handle is open already")
-        self.opened[address] = handle
+        with self.alone():
+            if address in self.opened:
+                raise DeviceFailed("the handle is open already")
+            self.opened[address] = handle
         return address, found.nbytes
 
     def close(self, address: int) -> None:
@@ -105,11 +109,20 @@ class FakeGpu:
 
     def launch(self, runs: Runs, src: Place, dst: Place) -> "FakeLaunch":
         """See port.Device: copies in `wait`, so that nothing is there before it."""
-        self.threads.add(threading.get_ident())
-        if self.before is not None:
-            self.before(runs)
-        self.launches.append(runs.total)
-        return FakeLaunch(self, runs, src, dst)
+        with self.alone():
+            if self.before is not None:
+                self.before(runs)
+            self.launches.append(runs.total)
+            return FakeLaunch(self, runs, src, dst)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A call; raises AssertionError under another one."""
+        assert self.busy.acquire(blocking=False), "two threads call the device at a time"
+        try:
+            yield
+        finally:
+            self.busy.release()
 
     def check(self, address: int, nbytes: int) -> None:
         """Raises DeviceFailed where an address is of no allocation that is open."""
@@ -131,10 +144,11 @@ class FakeLaunch:
         if self._gpu.lie:
             return
         columns = (self._parts.dst, self._parts.src, self._parts.length)
-        for dst, src, nbytes in zip(*(column.tolist() for column in columns), strict=True):
-            self._gpu.check(src, nbytes)
-            self._gpu.check(dst, nbytes)
-            ctypes.memmove(dst, src, nbytes)
+        with self._gpu.alone():
+            for dst, src, nbytes in zip(*(column.tolist() for column in columns), strict=True):
+                self._gpu.check(src, nbytes)
+                self._gpu.check(dst, nbytes)
+                ctypes.memmove(dst, src, nbytes)
 
 
 class FakeDeviceMemory:
@@ -149,9 +163,10 @@ class FakeDeviceMemory:
         self.events = [FakeEvent() for _ in range(2 * (layers + 1) if layers else 0)]
         pieces = []
         for size in sizes:
-            raw = random.integers(0, 256, size + 64 + 256, dtype=np.uint8)
+            raw = np.empty(size + 64 + 256, np.uint8)
             skip = -raw.ctypes.data % 256
             array = raw[skip : skip + size + 64]
+            array[:] = random.integers(0, 256, len(array), dtype=np.uint8)  # of one seed the same, wherever it lies
             handle = uuid.uuid4().bytes * 4
             gpus.exported[handle] = array
             self._arrays.append(array)

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from pdserve.kvd.plan import Offsets, Runs
+from pdserve.kvd.plan import Runs
+from pdserve.kvd.runs import leaves
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.mover import Stop
 from pdserve.kvd.transport.port import Capabilities, MappedRegion, Moved, RemoteRegion
@@ -20,13 +21,8 @@ _AT_ONCE_BYTES: Final = 64 << 10
 
 def check_runs(runs: Runs, src: MappedRegion | RemoteRegion, dst: MappedRegion) -> None:
     """Raises TransferFailed where a run leaves its region."""
-    if _leaves(runs.src, runs.length, src.size) or _leaves(runs.dst, runs.length, dst.size):
+    if leaves(runs.src, runs.length, src.size) or leaves(runs.dst, runs.length, dst.size):
         raise TransferFailed(f"a copy from {src.key} to {dst.key} leaves its region")
-
-
-def _leaves(offset: Offsets, length: Offsets, size: int) -> bool:
-    # Not offset + length, which could wrap: what is let through here is copied without another check.
-    return bool((length > size).any() or (offset > np.uint64(size) - length).any())
 
 
 class ShmTransport:

@@ -93,8 +93,8 @@ class GpuDevice:
     def launch(self, runs: Runs, src: Place, dst: Place) -> "GpuLaunch":
         """See port.Device."""
         runtime = self._runtime
+        runtime.use(self._index)  # the loop's thread launches on other devices too
         if self._gatherer is None:
-            runtime.use(self._index)  # once: the thread has no other device
             self._stream = self._stream or runtime.make_stream()
             self._gatherer = self._make_gatherer(self._index, self._stream, runtime)
         table: Any = None

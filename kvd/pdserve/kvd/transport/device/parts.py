@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.kvd.plan import Offsets, Runs
+from pdserve.kvd.runs import Repeated, leaves, once
 
 ALIGNMENT: Final = 16
 """Bytes of which everything that is copied on a device is a multiple: one load of one thread."""
@@ -45,11 +46,26 @@ class Parts:
 
 
 def batches(runs: Runs, most: int, longest: int = LONGEST) -> Iterator[Runs]:
-    """The same bytes, in order, in lists of at most `most` bytes, or of one run; runs of at most `longest` bytes.
+    """The same bytes in parts of at most `most` bytes, or of one run; runs of at most `longest` bytes.
 
-    The first list is shorter: a device waits for that one only, and is busy with each while the next is made ready.
+    A list goes in order, and its first part is shorter: a device waits for that one only, and is busy with each while
+    the next is made ready. A pattern goes to as many of its places at a time as may be.
     """
-    low, limit = 0, min(most, _FIRST_BYTES)
+    if isinstance(runs, Repeated):
+        pattern = runs.pattern
+        if runs.total <= most and len(pattern) <= _AT_ONCE and int(pattern.length.max()) <= longest:
+            yield runs
+            return
+        for pattern in _batches(runs.pattern, most, most, longest):
+            step = max(1, most // pattern.total)
+            for low in range(0, len(runs.src_at), step):
+                yield Repeated(pattern, runs.src_at[low : low + step], runs.dst_at[low : low + step])
+    else:
+        yield from _batches(runs, min(most, _FIRST_BYTES), most, longest)
+
+
+def _batches(runs: Runs, first: int, most: int, longest: int) -> Iterator[Runs]:
+    low, limit = 0, first
     while low < len(runs):
         size = int(runs.length[low])
         part = _some(runs, low, low + min(_AT_ONCE, max(1, limit // max(size, 1))))
@@ -97,12 +113,19 @@ class Place:
 
 def aligned(runs: Runs) -> bool:
     """Whether every run is of multiples of ALIGNMENT."""
-    bits = [int(np.bitwise_or.reduce(column)) for column in (runs.src, runs.dst, runs.length)]
-    return not any(some & (ALIGNMENT - 1) for some in bits)
+    whole = once(runs)
+    columns = whole.pattern.src, whole.pattern.dst, whole.pattern.length, whole.src_at, whole.dst_at
+    return not any(int(np.bitwise_or.reduce(column)) & (ALIGNMENT - 1) for column in columns)
 
 
 def surely_inside(runs: Runs, src_size: int, dst_size: int) -> bool:
-    """Whether no run leaves regions of these sizes; False too where one may be too near to an end to be told so."""
+    """Whether no run leaves regions of these sizes; of a list False too where one may be too near to an end to be told
+    so soon."""
+    if isinstance(runs, Repeated):
+        pattern = runs.pattern
+        rooms = src_size - int(runs.src_at.max()), dst_size - int(runs.dst_at.max())
+        ends = zip((pattern.src, pattern.dst), rooms, strict=True)
+        return not any(leaves(offsets, pattern.length, room) for offsets, room in ends)
     if not len(runs):
         return True
     longest = int(runs.length.max())

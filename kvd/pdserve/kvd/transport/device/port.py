@@ -1,7 +1,8 @@
 """What kvd needs of an accelerator, so that all but the accelerator can be tested without one.
 
 Contracts:
-- Every call but `Event.done` may block, and comes from the one thread that a device has.
+- Every call but `Event.done` and `Device.launch` may block, and comes from the one thread that a device has; `launch`
+  comes from there too, or from the event loop while that thread does nothing.
 - A launch that was given is done, or has failed, when `Launch.wait` returns or raises.
 """
 

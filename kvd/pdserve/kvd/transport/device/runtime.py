@@ -37,6 +37,35 @@ class _Handle(ctypes.Structure):
         return cls.from_buffer_copy(handle)
 
 
+_VOID, _SIZE, _INT, _FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "SetDevice": (_INT,),
+    "GetDeviceCount": (_VOID,),
+    "DeviceEnablePeerAccess": (_INT, _FLAGS),
+    "DeviceGetByPCIBusId": (_VOID, ctypes.c_char_p),
+    "DeviceGetPCIBusId": (ctypes.c_char_p, _INT, _INT),
+    "DeviceGetStreamPriorityRange": (_VOID, _VOID),
+    "MemGetInfo": (_VOID, _VOID),
+    "IpcGetMemHandle": (_VOID, _VOID),
+    "IpcOpenMemHandle": (_VOID, _Handle, _FLAGS),
+    "IpcCloseMemHandle": (_VOID,),
+    "Malloc": (_VOID, _SIZE),
+    "StreamCreateWithPriority": (_VOID, _FLAGS, _INT),
+    "StreamWaitEvent": (_VOID, _VOID, _FLAGS),
+    "EventCreateWithFlags": (_VOID, _FLAGS),
+    "EventDestroy": (_VOID,),
+    "EventQuery": (_VOID,),
+    "EventRecord": (_VOID, _VOID),
+    "EventSynchronize": (_VOID,),
+    "IpcGetEventHandle": (_VOID, _VOID),
+    "IpcOpenEventHandle": (_VOID, _Handle),
+    "MemcpyAsync": (_VOID, _VOID, _SIZE, _INT, _VOID),
+    "MemcpyBatchAsync": (_VOID, _VOID, _VOID, _SIZE, _VOID, _VOID, _SIZE, _VOID),
+    "GetLastError": (),
+}
+"""Arguments of the calls, by their names behind the prefix: told once, so that a call costs a microsecond less."""
+
+
 class _Location(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
@@ -65,6 +94,7 @@ class Runtime:
             raise DeviceFailed(f"{name} cannot be loaded: {error}") from error
         self._error = self._function(self._library, f"{self._prefix}GetErrorString")
         self._error.restype = ctypes.c_char_p
+        self._calls: dict[str, ctypes._NamedFuncPointer] = {}
         self.batches: Final = kind is MemoryKind.CUDA and int(major) >= 13
         """Whether `copy_batch` is there, in the form that this file knows."""
 
@@ -72,7 +102,7 @@ class Runtime:
 
     def use(self, index: int) -> None:
         """The calling thread works on this device from now on."""
-        self._call("SetDevice", ctypes.c_int(index))
+        self._call("SetDevice", index)
 
     def count(self) -> int:
         """Devices that this process sees."""
@@ -84,7 +114,7 @@ class Runtime:
         """The thread's device reads and writes another one's memory from now on, without the host between them; safe
         twice. For measurements: what is opened by a handle is reached without it."""
         name = "DeviceEnablePeerAccess"
-        code = self._function(self._library, self._prefix + name)(ctypes.c_int(other), ctypes.c_uint(0))
+        code = self._code(name, other, 0)
         if code == _REACHED_ALREADY:
             self._forget_error()
         else:
@@ -93,13 +123,13 @@ class Runtime:
     def index_of(self, bus_id: str) -> int:
         """The number that this process knows a device by."""
         index = ctypes.c_int()
-        self._call("DeviceGetByPCIBusId", ctypes.byref(index), ctypes.c_char_p(bus_id.encode()))
+        self._call("DeviceGetByPCIBusId", ctypes.byref(index), bus_id.encode())
         return index.value
 
     def bus_id(self, index: int) -> str:
         """The PCI bus id of a device."""
         text = ctypes.create_string_buffer(32)
-        self._call("DeviceGetPCIBusId", text, ctypes.c_int(len(text)), ctypes.c_int(index))
+        self._call("DeviceGetPCIBusId", text, len(text), index)
         return text.value.decode().lower()
 
     def free_memory(self) -> int:
@@ -123,23 +153,23 @@ class Runtime:
     def export_memory(self, address: int) -> bytes:
         """The handle of the allocation around an address."""
         handle = _Handle()
-        self._call("IpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
+        self._call("IpcGetMemHandle", ctypes.byref(handle), address)
         return bytes(handle)
 
     def open_memory(self, handle: bytes) -> int:
         """The allocation's address in this process."""
         address = ctypes.c_void_p()
-        self._call("IpcOpenMemHandle", ctypes.byref(address), _Handle.of(handle), ctypes.c_uint(_LAZY_PEER_ACCESS))
+        self._call("IpcOpenMemHandle", ctypes.byref(address), _Handle.of(handle), _LAZY_PEER_ACCESS)
         return address.value or 0
 
     def close_memory(self, address: int) -> None:
         """Unmaps what `open_memory` gave."""
-        self._call("IpcCloseMemHandle", ctypes.c_void_p(address))
+        self._call("IpcCloseMemHandle", address)
 
     def allocate(self, nbytes: int) -> int:
         """Memory of one's own; for tests and measurements."""
         address = ctypes.c_void_p()
-        self._call("Malloc", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        self._call("Malloc", ctypes.byref(address), nbytes)
         return address.value or 0
 
     # -- streams and events -----------------------------------------------------------------
@@ -148,24 +178,24 @@ class Runtime:
         """A stream that gives way to every other one of its process."""
         least, greatest, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
         self._call("DeviceGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-        self._call("StreamCreateWithPriority", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING), least)
+        self._call("StreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING, least)
         return stream.value or 0
 
     def make_event(self, *, shared: bool) -> int:
         """An event; `shared`: with other processes."""
         event = ctypes.c_void_p()
         flags = _NO_TIMING | (_INTERPROCESS if shared else _BLOCKING_SYNC)
-        self._call("EventCreateWithFlags", ctypes.byref(event), ctypes.c_uint(flags))
+        self._call("EventCreateWithFlags", ctypes.byref(event), flags)
         return event.value or 0
 
     def destroy_event(self, event: int) -> None:
         """Of one's own, or an opened one."""
-        self._call("EventDestroy", ctypes.c_void_p(event))
+        self._call("EventDestroy", event)
 
     def export_event(self, event: int) -> bytes:
         """The handle of a shared event."""
         handle = _Handle()
-        self._call("IpcGetEventHandle", ctypes.byref(handle), ctypes.c_void_p(event))
+        self._call("IpcGetEventHandle", ctypes.byref(handle), event)
         return bytes(handle)
 
     def open_event(self, handle: bytes) -> int:
@@ -176,15 +206,15 @@ class Runtime:
 
     def record(self, event: int, stream: int) -> None:
         """Sets the mark behind what the stream has been given."""
-        self._call("EventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+        self._call("EventRecord", event, stream)
 
     def follow(self, stream: int, event: int) -> None:
         """What the stream is given from now on begins behind the mark as it is set now."""
-        self._call("StreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
+        self._call("StreamWaitEvent", stream, event, 0)
 
     def passed(self, event: int) -> bool:
         """Whether the mark is passed; never blocks."""
-        code = self._function(self._library, f"{self._prefix}EventQuery")(ctypes.c_void_p(event))
+        code = self._code("EventQuery", event)
         if code == _NOT_READY:
             return False
         self._check("EventQuery", code)
@@ -192,20 +222,13 @@ class Runtime:
 
     def wait(self, event: int) -> None:
         """Returns once the mark is passed; the thread sleeps meanwhile."""
-        self._call("EventSynchronize", ctypes.c_void_p(event))
+        self._call("EventSynchronize", event)
 
     # -- copies -----------------------------------------------------------------------------
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """One copy in stream order."""
-        self._call(
-            "MemcpyAsync",
-            ctypes.c_void_p(dst),
-            ctypes.c_void_p(src),
-            ctypes.c_size_t(nbytes),
-            ctypes.c_int(_DEFAULT_KIND),
-            ctypes.c_void_p(stream),
-        )
+        self._call("MemcpyAsync", dst, src, nbytes, _DEFAULT_KIND, stream)
 
     def copy_batch(self, dst: Offsets, src: Offsets, length: Offsets, stream: int) -> None:
         """Many copies in one call, asked to leave the multiprocessors alone; needs `batches`."""
@@ -213,12 +236,12 @@ class Runtime:
         attributes, first = _Attributes(order=_IN_STREAM_ORDER, flags=_OVERLAP_WITH_COMPUTE), ctypes.c_size_t(0)
         self._call(
             "MemcpyBatchAsync",
-            *(ctypes.c_void_p(column.ctypes.data) for column in columns),
-            ctypes.c_size_t(len(length)),
+            *(column.ctypes.data for column in columns),
+            len(length),
             ctypes.byref(attributes),
             ctypes.byref(first),
-            ctypes.c_size_t(1),
-            ctypes.c_void_p(stream),
+            1,
+            stream,
         )
 
     def _function(self, library: ctypes.CDLL, name: str) -> "ctypes._NamedFuncPointer":
@@ -229,7 +252,15 @@ class Runtime:
         return function
 
     def _call(self, name: str, *args: object) -> None:
-        self._check(name, self._function(self._library, self._prefix + name)(*args))
+        self._check(name, self._code(name, *args))
+
+    def _code(self, name: str, *args: object) -> int:
+        function = self._calls.get(name)
+        if function is None:
+            function = self._calls[name] = self._function(self._library, self._prefix + name)
+            function.argtypes = _TYPES[name]
+        code: int = function(*args)
+        return code
 
     def _check(self, name: str, code: int) -> None:
         if code:
@@ -239,4 +270,4 @@ class Runtime:
 
     def _forget_error(self) -> None:
         """A code stays "the last error" of the thread otherwise, and torch would find it."""
-        self._function(self._library, f"{self._prefix}GetLastError")()
+        self._code("GetLastError")
