@@ -142,7 +142,7 @@ class Copier:
     async def _move_slices(self, post: Post, session: Session, slices: Iterator[Runs]) -> Moved:
         """Raises TransferFailed as one copy would; what had moved by then is not told."""
         moved = Moved(0, 0)
-        runs = await asyncio.to_thread(next, slices, None)
+        runs = await _next(slices)
         while runs is not None:
             if isinstance(session, FarSession) and session.over:  # it lets copies end, and this one begins anew
                 found = await self._session(post)
@@ -150,7 +150,7 @@ class Copier:
             if post.op_id in self._unwanted:
                 return replace(moved, cancelled=True)
             copy = self._begin(post.op_id, session, runs)
-            planning = asyncio.create_task(asyncio.to_thread(next, slices, None))
+            planning = asyncio.create_task(_next(slices))
             try:
                 part = await copy.wait()
             finally:
@@ -180,3 +180,10 @@ class Copier:
         share = match(source, target).share(src.rank, dst.rank)
         planner = self._planners[pair] = Planner(source[src.rank], target[dst.rank], share)
         return planner
+
+
+async def _next(slices: Iterator[Runs]) -> Runs | None:
+    """Planned in a thread. Not the thread's result: an executor's thread may hold that for longer than it is wanted."""
+    made: list[Runs | None] = []
+    await asyncio.to_thread(lambda: made.append(next(slices, None)))
+    return made.pop()
