@@ -10,11 +10,12 @@ import pytest_asyncio
 
 from pdserve.engine.port import Request, Sampling
 from pdserve.engine.sim import SimEngine
+from tests.forked.forks import Zygote
 from tests.matrix import settings
 from tests.matrix.case import Alone
 from tests.matrix.fleet import Fleet, running
 from tests.matrix.played import Played
-from tests.matrix.processes import Zygote
+from tests.matrix.processes import KIND
 
 
 class Fleets:
@@ -42,10 +43,10 @@ class Fleets:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def zygote() -> AsyncIterator[Zygote]:
-    """Of all fleets, but those that have an environment of their own."""
-    made = Zygote()
+    """Of all fleets."""
+    made = Zygote(KIND)
     yield made
-    await made.aclose()
+    made.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from pdserve.runtime.failpoints import Kind, Point
+from tests.forked.forks import ROOT
 from tests.matrix import cells
 from tests.matrix.cells import CANNOT, MODES, Cannot, dashed
 from tests.matrix.faults import Fault
 from tests.matrix.phases import Phase
-from tests.matrix.processes import ROOT
 
 PATH: Final = ROOT / "docs" / "faults.md"
 

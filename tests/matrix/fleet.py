@@ -18,15 +18,17 @@ from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.client import AsyncClient, AsyncStream, Completion, Mode, Retry, Topology
 from pdserve.rpc.channel import aio_channel
 from pdserve.rpc.errors import PdserveError
+from tests.forked.forks import Forked, Zygote
 from tests.matrix import settings
 from tests.matrix.control import Failpoints
 from tests.matrix.logs import Log
 from tests.matrix.looking import Look
-from tests.matrix.processes import Order, Process, Zygote
+from tests.matrix.processes import spawn
 from tests.matrix.together import together
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 _OTHER = {"prefill-0": "prefill-1", "prefill-1": "prefill-0", "decode-0": "decode-1", "decode-1": "decode-0"}
+_GONE_S = 5.0
 _WHOLE_S = 10.0
 """Longest wait for a fleet to be made whole; the box may be busy."""
 _POLL_S = 0.01
@@ -47,7 +49,7 @@ class Member:
     spec: settings.Spec
     failpoints: Failpoints
     log: Log
-    process: Process
+    process: Forked
     engine_id: str = ""
     """Of its present life; empty for kvd and proxy."""
 
@@ -90,7 +92,7 @@ class Fleet:
             for process in processes:
                 process.signal(signal.SIGKILL)
             try:
-                await together(process.gone() for process in processes)
+                await together(process.wait(_GONE_S) for process in processes)
             finally:
                 for process in processes:
                     process.close()
@@ -113,7 +115,7 @@ class Fleet:
         failpoints = Failpoints(self.where.failpoints(name))
         environ = {"PDSERVE_FAILPOINTS_SOCKET": str(failpoints.path)}
         self._hurt = True
-        process = await self._zygote.spawn(Order(spec.program, spec.argv, environ, log.path, self._planted))
+        process = spawn(self._zygote, spec.program, spec.argv, environ, log.path, self._planted)
 
         async def not_ready() -> str:
             assert process.alive, f"{name} has ended:\n{log.tail()}"
@@ -137,7 +139,8 @@ class Fleet:
     async def kill(self, name: str) -> None:
         """SIGKILL; returns when it is gone."""
         self._hurt = True
-        await self.members[name].process.kill()
+        self.members[name].process.signal(signal.SIGKILL)
+        await self.members[name].process.wait(_GONE_S)
 
     async def stop(self, name: str, seconds: float = settings.STOPPED_S) -> None:
         """Stands a process still for so long."""

@@ -11,10 +11,10 @@ import msgspec
 
 from pdserve.engine.handoff.plan import ScheduledChunk, StepPlan
 from pdserve.engine.handoff.scheduler import SchedulerHandoff
+from pdserve.kvd.alarm import Alarm
 from pdserve.kvd.client.aio import AsyncAttachment
 from pdserve.kvd.endings import Endings
 from pdserve.kvd.ends import ConsumerEnd, Transfer
-from pdserve.kvd.node import Node
 from pdserve.kvd.pairing import Pairing
 from pdserve.kvd.transfers import Transfers
 from tests.matrix.cells import Cell
@@ -115,10 +115,10 @@ def _never_said_again() -> None:
 def _time_goes_on() -> None:
     """kvd holds the time that it was stopped against those who were waiting for it."""
 
-    def _heard(self: Node) -> float:
-        return self.now()
+    def heard(self: Alarm) -> float:
+        return self._now()
 
-    _replace(Node, "_heard", _heard)
+    _replace(Alarm, "heard", heard)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

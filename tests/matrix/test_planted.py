@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from pdserve.rpc.errors import PdserveError
+from tests.forked.forks import Zygote
 from tests.matrix import cells
 from tests.matrix.case import Alone, run
 from tests.matrix.checks import defects, findings
 from tests.matrix.fleet import running
 from tests.matrix.logs import Log
 from tests.matrix.planted import PLANTED
-from tests.matrix.processes import Zygote
 
 
 def everything_logged(folder: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -12,13 +12,13 @@ import pytest
 
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.span import Span
+from tests.forked.forks import Zygote
 from tests.matrix import settings
 from tests.matrix.case import Alone, run
 from tests.matrix.cells import Cell
 from tests.matrix.faults import Fault
 from tests.matrix.fleet import running
 from tests.matrix.phases import Phase
-from tests.matrix.processes import Zygote
 from tests.unit.telemetry.collector import Collector
 
 _ONCE = ("--on-failure=fail", "--retries=0", "--continuations=0")
@@ -49,7 +49,9 @@ def _reason(span: Span) -> str:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_trace_gives_the_cause_that_the_record_gives(monkeypatch: pytest.MonkeyPatch, alone: Alone) -> None:
+async def test_the_trace_gives_the_cause_that_the_record_gives(
+    monkeypatch: pytest.MonkeyPatch, alone: Alone, zygote: Zygote
+) -> None:
     """One request is answered, two are cancelled, four fail: the root span and each attempt have the reasons of the one
     record, and the client got that reason."""
     collector, made = Collector(), settings.addresses
@@ -63,7 +65,6 @@ async def test_the_trace_gives_the_cause_that_the_record_gives(monkeypatch: pyte
 
     monkeypatch.setattr(settings, "addresses", once)
     records: list[tuple[Cell, dict[str, Any], str]] = []
-    zygote = Zygote()  # of its own: a fleet has the environment of its zygote
     try:
         with tempfile.TemporaryDirectory(prefix="traced") as folder:
             async with running(zygote, Path(folder)) as fleet:
@@ -82,5 +83,4 @@ async def test_the_trace_gives_the_cause_that_the_record_gives(monkeypatch: pyte
         outcomes = [record["outcome"] for _, record, _ in records]
         assert outcomes == ["finished", *["cancelled"] * 2, *["failed"] * 4], [str(cell) for cell in _CELLS]
     finally:
-        await zygote.aclose()
         await collector.kill()

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
-async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def together(works: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Waits for all of them. The first error ends the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:

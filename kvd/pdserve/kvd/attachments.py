@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from pdserve.kvd.client.messages import End, Fenced, Hello, Participant
+from pdserve.kvd.client.messages import End, Fenced, Hello, Participant, Welcome
 from pdserve.rpc.errors import InvalidRequest, Overloaded, PdserveError, Unavailable
 
 _SAY_AGAIN_S: Final = 10.0
 """Longer than a dead stream can go unnoticed (keepalive: 8 s)."""
 _SAY_AGAIN_MOST: Final = 4096
 
-Message = End | Fenced
+Message = End | Fenced | Welcome
 
 
 class Member:
@@ -148,6 +148,12 @@ class Attachments:
         for member in deaf:
             member.fail(Overloaded("the participant does not read what kvd sends"))
         return deaf
+
+    def tell_hosts(self, message: Message, now: float) -> None:
+        """Adds a message for every engine's host, which decides what is begun."""
+        for member in self.everybody():
+            if member.kind is Participant.HOST and not member.tell(message, now):
+                member.fail(Overloaded("the participant does not read what kvd sends"))
 
     def forget(self, engine_id: str) -> None:
         """Drops the participants of an ended engine that have no stream."""

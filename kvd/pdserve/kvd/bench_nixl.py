@@ -1,5 +1,5 @@
-"""nixl used directly, as a process of its own, for bench_transports: `FD SIZE CARD` as arguments, a seed and a block
-size per line of input; answers with the nanoseconds from the block lists to the last byte."""
+"""nixl used directly, as a process of its own, for bench_transports: `FD SIZE CARD` as arguments, a seed, a block size
+and how many bytes per line of input; answers with the nanoseconds from the block lists to the last byte."""
 
 import sys
 import time

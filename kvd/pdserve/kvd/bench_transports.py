@@ -1,14 +1,17 @@
 """GB/s of each transport over block size, for kvd.bench.
 
 64 MiB in scattered blocks over two regions of 512 MiB, from `start` to the end of `wait` as the daemon's event loop
-sees it, beside one contiguous memmove of as many bytes in the same regions and, for nixl, beside the same runs read by
-nixl used directly in a process of its own (bench_nixl): one request, asked about without a pause. Every way takes its
-turn in every repeat; figures are medians. nixl reads from a serving process of this host, so "tcp" is loopback.
+sees it, beside one contiguous memmove of as many bytes in the same regions and, for nixl, beside nixl used directly in
+a process of its own (bench_nixl): one request, asked about without a pause, from the same serving process into the same
+memory. Every way takes its turn in every repeat, with blocks of its own, so that none finds what another has brought
+into the processor's cache; which of the two nixls is first alternates. Figures are medians. nixl reads from a serving
+process of this host, so "tcp" is loopback.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import statistics
 import sys
@@ -67,9 +70,12 @@ async def transport_table(repeats: int, seed: int) -> list[Result]:
                 transport = NixlTransport(arena, config)
                 session = await stack.enter_async_context(_open(transport, regions))
                 card = await transport.card(regions[0])
-                ways.append(_Way(name, session, await stack.enter_async_context(_direct(arena, config, card))))
+                into = arena.file(regions[1].offset)
+                ways.append(_Way(name, session, await stack.enter_async_context(_direct(into, config, card))))
         for way in ways:  # every process has touched every page before anything is measured
             await way.session.start(scattered(np.random.default_rng(seed), _REGION, _MIB, _REGION)).wait()
+            if way.direct is not None:
+                await _directly(way.direct, seed, _MIB, _REGION)
         return [result for block in _BLOCKS for result in await _measure(arena, regions, ways, block, repeats, seed)]
 
 
@@ -78,19 +84,20 @@ async def _measure(
 ) -> list[Result]:
     took: dict[str, list[float]] = defaultdict(list)
     lanes: dict[str, str] = {}
+    seeds = itertools.count(seed)
     for repeat in range(-1, repeats):  # the first one warms up
-        turn: dict[str, float] = {"memmove": _contiguous(arena, regions, np.random.default_rng(seed + repeat + 1))}
+        turn: dict[str, float] = {"memmove": _contiguous(arena, regions, np.random.default_rng(next(seeds)))}
         for way in ways:
-            runs = scattered(np.random.default_rng(seed + repeat + 1), _REGION, block, _MOVED)
             directly = f"{way.name} directly"
-            if way.direct is not None and repeat % 2:  # the second one finds the blocks in the processor's cache
-                turn[directly] = await _directly(way.direct, seed + repeat + 1, block)
+            if way.direct is not None and repeat % 2:
+                turn[directly] = await _directly(way.direct, next(seeds), block, _MOVED)
+            runs = scattered(np.random.default_rng(next(seeds)), _REGION, block, _MOVED)
             began = time.perf_counter()
             moved = await way.session.start(runs).wait()
             turn[way.name] = time.perf_counter() - began
             lanes[way.name] = moved.lanes
             if way.direct is not None and directly not in turn:
-                turn[directly] = await _directly(way.direct, seed + repeat + 1, block)
+                turn[directly] = await _directly(way.direct, next(seeds), block, _MOVED)
         if repeat >= 0:
             for name, seconds in turn.items():
                 took[name].append(seconds)
@@ -127,20 +134,16 @@ async def _open(transport: Transport, regions: Sequence[MappedRegion]) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def _direct(arena: Arena, config: NixlConfig, card: bytes) -> AsyncIterator[asyncio.subprocess.Process]:
-    fd = os.memfd_create("direct")
-    try:
-        os.ftruncate(fd, _REGION)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pdserve.kvd.bench_nixl", str(fd), str(_REGION), card.hex()),
-            pass_fds=(fd,),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**environment(config, os.environ), "UCX_PROTO_INFO": "n"},
-        )
-    finally:
-        os.close(fd)
+async def _direct(into: int, config: NixlConfig, card: bytes) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`into`: the file of the region that it reads into."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pdserve.kvd.bench_nixl", str(into), str(_REGION), card.hex()),
+        pass_fds=(into,),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**environment(config, os.environ), "UCX_PROTO_INFO": "n"},
+    )
     try:
         yield process
     finally:
@@ -149,10 +152,10 @@ async def _direct(arena: Arena, config: NixlConfig, card: bytes) -> AsyncIterato
         await asyncio.wait_for(process.wait(), _DIRECT_S)
 
 
-async def _directly(process: asyncio.subprocess.Process, seed: int, block: int) -> float:
+async def _directly(process: asyncio.subprocess.Process, seed: int, block: int, nbytes: int) -> float:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(f"{seed} {block} {_MOVED}\n".encode())
+    process.stdin.write(f"{seed} {block} {nbytes}\n".encode())
     answer = await asyncio.wait_for(process.stdout.readline(), _DIRECT_S)
     if not answer:
         raise ConfigError(f"nixl used directly ended by itself ({await process.wait()})")

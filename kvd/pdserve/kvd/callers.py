@@ -25,6 +25,19 @@ def user_of(connection: socket.socket) -> int:
     Raises:
         OSError: it is no Unix socket.
     """
+    return _credentials(connection)[1]
+
+
+def process_of(connection: socket.socket) -> int:
+    """The id of the process that connected, or that made a pair of sockets; 0 for one that this process does not see.
+
+    Raises:
+        OSError: it is no Unix socket.
+    """
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(raw)[1]
-    return uid
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid

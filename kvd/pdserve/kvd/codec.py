@@ -115,12 +115,15 @@ def encode_welcome(welcome: Welcome) -> kvd_pb2.AttachResponse:
             renew_ms=round(welcome.renew_s * 1000),
             fence_ms=round(welcome.fence_s * 1000),
             peer_address=welcome.peer_address,
+            draining=welcome.draining,
         )
     )
 
 
-def encode(message: End | Fenced) -> kvd_pb2.AttachResponse:
+def encode(message: End | Fenced | Welcome) -> kvd_pb2.AttachResponse:
     """Any later answer."""
+    if isinstance(message, Welcome):
+        return encode_welcome(message)
     if isinstance(message, Fenced):
         return kvd_pb2.AttachResponse(fenced=kvd_pb2.Fenced(handle=message.handle, attempt=message.attempt))
     end = kvd_pb2.End(

@@ -6,7 +6,7 @@ from pdserve.kvd.book import Book
 from pdserve.kvd.client.messages import End, Outcome
 from pdserve.kvd.effects import Stop, Tell
 from pdserve.kvd.ends import ConsumerEnd, ProducerEnd
-from pdserve.rpc.errors import Draining, InvalidRequest, Overloaded, PdserveError
+from pdserve.rpc.errors import InvalidRequest, KvdUnavailable, Overloaded, PdserveError
 
 MAX_HANDLE: Final = 256
 """Longest handle, characters."""
@@ -64,7 +64,7 @@ class Intake:
         """Why no new transfer is taken, beside those whose book another daemon keeps; None when one is."""
         limits = self._book.limits
         if self.draining:
-            return failed(Draining, "kvd takes no new transfers")
+            return failed(KvdUnavailable, "kvd drains and takes no new transfers")
         if len(self._book.transfers) + relayed >= limits.max_transfers or self._book.parked >= limits.max_parked:
             return failed(Overloaded, "too many open transfers")
         return None

@@ -1,7 +1,8 @@
 """How a rank hands its memory to kvd: one message each way on a Unix SEQPACKET socket.
 
     worker -> kvd   msgpack(RegisterRegion) + for host memory the memfd as SCM_RIGHTS (exactly one descriptor);
-                    device memory goes by the handles in the message, without a descriptor
+                    device memory goes by the handles in the message, without a descriptor, or with
+                    the socket at which its rank takes orders (transport/rank_host)
     kvd -> worker   msgpack(RegisterReply)
 
 The connection then stays open and silent for the rank's life: its end is the rank's death. A

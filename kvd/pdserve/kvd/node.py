@@ -2,18 +2,19 @@
 
 Everything runs on one event loop. An input (message, notice, region, loss, timer, finished copy)
 first has a standstill noticed (`_heard`), then calls the core and then `_settle`, which carries out
-the effects and sets the timer again.
+the effects and sets the alarm again.
 """
 
 import asyncio
 import contextlib
 import random
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
 
+from pdserve.kvd.alarm import Alarm
 from pdserve.kvd.attachments import Attachments, Member
 from pdserve.kvd.callers import allowed
 from pdserve.kvd.carrying import Carrying
@@ -21,6 +22,7 @@ from pdserve.kvd.client.messages import Hello, Request, Welcome
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.copier import Copier
 from pdserve.kvd.counts import Counts
+from pdserve.kvd.departures import Departures
 from pdserve.kvd.leases import Leases
 from pdserve.kvd.notice_socket import NoticeSocket
 from pdserve.kvd.notices import Notice
@@ -40,7 +42,8 @@ from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.make import MakeTransports, make_transports
 from pdserve.kvd.transport.port import MappedRegion, Moved
 from pdserve.kvd.types import RegionKey
-from pdserve.rpc.errors import ConfigError, Draining, InvalidRequest, PdserveError
+from pdserve.kvd.unawaited import Unawaited
+from pdserve.rpc.errors import ConfigError, Draining, InvalidRequest
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.signing import Signer
 
@@ -61,8 +64,7 @@ class Node:
         self.transfers = Transfers(self.registry, self.leases, config.limits)
         self.attachments = Attachments(config.grace, config.max_backlog)
         self.counts = Counts()
-        self.defects = 0
-        """Errors that only a defect of kvd explains, such as books that do not add up; 0 in a good one."""
+        self._unawaited = Unawaited()
         self._clock = clock or Clock()
         self.started_at = self.now()
         self._signer = Signer(config.cluster_key.secret)
@@ -80,15 +82,18 @@ class Node:
             self.transports,
             here=self._region_here,
             gone=self._rank_gone,
-            defect=self.defect,
+            defect=self._unawaited.defect,
         )
         check = partial(source, self._signer, self._clock)
         self.desk = Desk(self.epoch, self.transfers, config.peer.limits(config.grace), check, random.random)
         self._requests = Requests(self.transfers, self.desk, check)
+        self._departures = Departures(
+            self.registry, self.transfers, self.desk, self.attachments, config.grace, self._settle
+        )
         self._sessions = Sessions(self.transports, self.mapped.get, self.desk.guests)
-        self._copier = Copier(self.registry, self._sessions, self._op_ended, self.defect)
+        self._copier = Copier(self.registry, self._sessions, self._op_ended, self._unawaited.defect)
         cards = Cards(self.transports, lambda: self.mapped)
-        self._probing = Slot(self.defect)
+        self._probing = Slot(self._unawaited.defect)
         loans = Loans(self._probing, self._arena, self.transports, read_devices)
         self.network = Network(
             config.peer,
@@ -100,7 +105,7 @@ class Node:
             heard=self._heard,
             settle=self._settle,
             lend=loans.lend,
-            defect=self.defect,
+            defect=self._unawaited.defect,
         )
         self.survey = Survey(
             self._probing,
@@ -114,6 +119,7 @@ class Node:
             ),
         )
         """Measures the ways to this node's memory."""
+        self._changed = asyncio.Event()
         self._carrying = Carrying(
             self.attachments,
             self.desk,
@@ -122,16 +128,17 @@ class Node:
             self._regions,
             cards,
             self.counts,
-            self._spawn,
-            self._changed_now,
+            self._unawaited.spawn,
+            self._changed.set,
         )
         self.notices = NoticeSocket(config.notice_socket, self._notice, allowed(config.allow_uid))
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._ran_at = self.now()
-        """When anything happened last."""
-        self._changed = asyncio.Event()
+        self._alarm = Alarm(
+            self.now,
+            config.limits.lease,
+            (self.transfers, self.attachments, self.desk),
+            ring=self._tick,
+            stood_still=self._stood_still,
+        )
         self._idle = True
         self._stopping = False
         """The drain is the last one."""
@@ -155,16 +162,14 @@ class Node:
         """Ends every copy, unmaps, and closes the sockets last: whoever sees their end knows that
         nothing of this daemon writes any more. Safe twice."""
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
         self.notices.close()
         await self._probing.aclose()
         await self.network.aclose()
         await self._regions.stop()
         await self._sessions.aclose()
         await self._copier.aclose()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._unawaited.aclose()
         for transport in self.transports:
             await transport.aclose()
         self._arena.close()
@@ -188,8 +193,11 @@ class Node:
         log.info("attached", engine_id=hello.engine_id, participant=hello.participant.value, rank=hello.rank)
         self.transfers.regions_changed(hello.engine_id, now)
         self._settle()
+        return member, stream, self._welcome()
+
+    def _welcome(self) -> Welcome:
         limits = self.config.limits
-        welcome = Welcome(
+        return Welcome(
             kvd_epoch=self.epoch,
             notice_endpoint=f"ipc://{self.config.notice_socket}",
             memory_socket=str(self.config.memory_socket),
@@ -197,8 +205,8 @@ class Node:
             renew_s=limits.renew,
             fence_s=limits.fence,
             peer_address=self.desk.address,
+            draining=self.transfers.draining,
         )
-        return member, stream, welcome
 
     def detach(self, member: Member, stream: int) -> None:
         """A stream is gone; its participant may come back within the grace."""
@@ -225,9 +233,8 @@ class Node:
     async def drained(self, deadline: float, *, stopping: bool = False) -> int:
         """Takes no new transfers from now on; how many are still open when none is, after at most
         `deadline` seconds, or when the drain is undone. `stopping`: it is not to be undone."""
-        self.transfers.draining = True
         self._stopping = self._stopping or stopping
-        self._changed.set()
+        self._drain(draining=True)
         with contextlib.suppress(TimeoutError):  # the number says it
             await self.until(lambda: not self.transfers.open or not self.transfers.draining, deadline)
         return self.transfers.open
@@ -240,7 +247,12 @@ class Node:
         """
         if self._stopping:
             raise Draining("kvd is about to stop: the drain cannot be undone")
-        self.transfers.draining = False
+        self._drain(draining=False)
+
+    def _drain(self, *, draining: bool) -> None:
+        if self.transfers.draining is not draining:
+            self.transfers.draining = draining
+            self.attachments.tell_hosts(self._welcome(), self._heard())  # they begin nothing that would be refused
         self._changed.set()
 
     async def until(self, true: Callable[[], bool], timeout: float) -> None:
@@ -253,6 +265,15 @@ class Node:
             while not true():
                 self._changed.clear()
                 await self._changed.wait()
+
+    @property
+    def defects(self) -> int:
+        """Errors that only a defect of kvd explains, such as books that do not add up; 0 in a good one."""
+        return self._unawaited.defects
+
+    def defect(self, error: BaseException) -> None:
+        """Logs and counts one that was met at a door of this node."""
+        self._unawaited.defect(error)
 
     # -- memory and notices -----------------------------------------------------------------
 
@@ -269,21 +290,11 @@ class Node:
 
     def _rank_gone(self, key: RegionKey) -> None:
         if not self._closing:
-            with self.watched():
-                self._end_engine(key.engine_id, f"rank {key.rank} is gone", self._heard())
-
-    def _end_engine(self, engine_id: str, detail: str, now: float) -> None:
-        log.warning("engine_ended", engine_id=engine_id, detail=detail)
-        self._engine_over(engine_id, detail, now)
-        self._settle()
-        self.attachments.forget(engine_id)
-
-    def _engine_over(self, engine_id: str, detail: str, now: float) -> None:
-        self.transfers.engine_ended(engine_id, detail, now)
-        self.desk.engine_gone(engine_id, detail, now, over=True)
+            with self._unawaited.watched():
+                self._departures.ended(key.engine_id, f"rank {key.rank} is gone", self._heard())
 
     def _notice(self, notice: Notice) -> None:
-        with self.watched():
+        with self._unawaited.watched():
             self._regions.announced(notice)
             taken = self.transfers.notice(notice, self._heard())
             self.counts.notice(taken=taken)
@@ -304,18 +315,19 @@ class Node:
                 deaf.extend(self._carrying.carry_out(effect, self.now()))
             while deaf:
                 member = deaf.pop()
-                self._engine_over(member.engine_id, f"its {member.kind.value} does not read", self.now())
+                self._departures.over(member.engine_id, f"its {member.kind.value} does not read", self.now())
         idle = not self.transfers.open
         if idle and not self._idle:
-            with self.watched():
+            with self._unawaited.watched():
                 self.transfers.check()
         self._idle = idle
         self._changed.set()
         self.network.kick(self.now())
-        self._arm()
+        if not self._closing:
+            self._alarm.set()
 
     def _op_ended(self, op_id: int, moved: Moved, transport: str, error: str) -> None:
-        with self.watched():
+        with self._unawaited.watched():
             self.counts.copy(moved, self.transfers.mode_of(op_id), transport, error)
             now, nbytes, ns, lanes = self._heard(), moved.nbytes, moved.ns, moved.lanes
             if not self.desk.op_ended(op_id, now, moved=nbytes, ns=ns, transport=transport, lanes=lanes, error=error):
@@ -323,85 +335,23 @@ class Node:
             if not self._closing:
                 self._settle()
 
-    def _changed_now(self) -> None:
-        self._changed.set()
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        with self.watched():
-            task.result()
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Around what nobody waits for: a defect of kvd is logged and counted, and the daemon goes on.
-        What a caller can be told (PdserveError) passes through."""
-        try:
-            yield
-        except PdserveError:
-            raise
-        except Exception as error:  # noqa: BLE001  # counted and logged, and the loop goes on
-            self.defect(error)
-
-    def defect(self, error: BaseException) -> None:
-        """Logs and counts an error that only a defect of kvd explains."""
-        self.defects += 1
-        log.error("kvd_defect", exc_info=error)
-
     # -- time -------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        if self._closing:
-            return
-        owners = (self.transfers, self.attachments, self.desk)
-        times = [due for owner in owners if (due := owner.next_deadline()) is not None]
-        if not times:
-            return
-        due = min(times)
-        if self._timer is not None and self._timer_at <= due:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = due
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._tick)
-
     def _heard(self) -> float:
-        """The time for what has just come in, which must not get a deadline before a standstill has moved those that
-        are there: a timer that is very late says that this process was stopped, or its host was."""
-        now, before, lease = self.now(), self._ran_at, self.config.limits.lease
-        self._ran_at = now
-        late = now - self._timer_at
-        if self._timer is not None and late > lease / 3:
-            seconds = min(now - before, late + lease)
-            log.warning("stood_still", seconds=round(seconds, 3))
-            self.transfers.stood_still(seconds)
-            self.attachments.put_off(seconds)
-            self.desk.put_off(seconds)
-            self._timer_at += seconds  # what it was set for, too; the loop calls it all the same, and it is set again
-        return now
+        return self._alarm.heard()
+
+    def _stood_still(self, seconds: float) -> None:
+        self.transfers.stood_still(seconds)
+        self.attachments.put_off(seconds)
+        self.desk.put_off(seconds)
 
     def _tick(self) -> None:
         now = self._heard()
-        self._timer = None
-        with self.watched():
+        self._alarm.rang()
+        with self._unawaited.watched():
             self.transfers.expire(now)
             self.desk.expire(now)
             for member in self.attachments.overdue(now):
-                self._grace_over(member, now)
-        with self.watched():
+                self._departures.grace_over(member, now)
+        with self._unawaited.watched():
             self._settle()
-
-    def _grace_over(self, member: Member, now: float) -> None:
-        entry = self.registry.get(member.engine_id)
-        detail = f"its {member.kind.value} {member.rank} has had no stream for {self.config.grace} s"
-        log.warning("grace_over", engine_id=member.engine_id, detail=detail)
-        alone = not any(m.connected for m in self.attachments.of(member.engine_id))
-        if entry is not None and not entry.regions and alone:
-            self._end_engine(member.engine_id, detail, now)
-        else:
-            self.transfers.engine_lost(member.engine_id, detail, now)
-            self.desk.engine_gone(member.engine_id, detail, now, over=False)

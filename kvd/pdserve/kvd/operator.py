@@ -17,7 +17,8 @@ from pdserve.kvd.peers.relayed import RelayedEnd
 from pdserve.kvd.peers.relayed import waits_for as relayed_waits_for
 from pdserve.kvd.probing.codec import encode
 from pdserve.kvd.registry import EngineEntry
-from pdserve.kvd.types import Mode
+from pdserve.kvd.transport.rank_host import TakesHosts
+from pdserve.kvd.types import Mode, RegionKey
 from pdserve.rpc.errors import InvalidRequest
 from pdserve.runtime.config import split_address
 
@@ -150,9 +151,14 @@ class OperatorService(kvd_pb2_grpc.OperatorServicer):
                     leased=counts.leased,
                     in_flight=counts.in_flight,
                     quarantined=counts.quarantined,
+                    registered_by=self._registered_by(RegionKey(entry.engine_id, rank)),
                 )
             )
         return regions
+
+    def _registered_by(self, key: RegionKey) -> str:
+        words = (t.registered_by(key) for t in self._node.transports if isinstance(t, TakesHosts))
+        return next(filter(None, words), "")
 
     def _states(self) -> dict[str, int]:
         """Open ends by state ("producer.computing", "consumer.filling", ...), and ended handles by

@@ -17,6 +17,7 @@ from pdserve.kvd.notices import LayerReady, Notice, StepEnd
 from pdserve.kvd.registry import Region, Registry
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.port import MappedRegion, TakesDevices, Transport
+from pdserve.kvd.transport.rank_host import RankHost, TakesHosts
 from pdserve.kvd.types import MemoryKind, RegionKey
 from pdserve.rpc.errors import InvalidRequest
 
@@ -51,13 +52,14 @@ class Regions:
                 for kind in transport.capabilities.kinds - {MemoryKind.HOST}:
                     self._devices.setdefault(kind, transport)
         self._here = here
+        self._users = allowed(config.allow_uid)
         self._socket = MemorySocket(
             config.memory_socket,
             self._register,
             lambda *rank: gone(RegionKey(*rank)),
             config.hello_timeout,
             defect,
-            allowed(config.allow_uid),
+            self._users,
         )
         self._mapped: dict[RegionKey, MappedRegion] = {}
         self.mapped: Final[Mapping[RegionKey, MappedRegion]] = self._mapped
@@ -133,12 +135,16 @@ class Regions:
             raise InvalidRequest(
                 f"this kvd maps {takes} memory, not {region.kind.value}: start it with --transport gpu_ipc"
             )
-        if message.device is None or fds:
-            raise InvalidRequest("a region of device memory comes with its device, and no descriptor")
+        if message.device is None or len(fds) > 1:
+            raise InvalidRequest(
+                "a region of device memory comes with its device, and no descriptor but one for orders"
+            )
         if region.key in self._mapped:
             raise InvalidRequest(f"rank {message.rank} of engine {message.engine_id} has registered its memory before")
         try:
             message.layout.check(message.size)
+            if fds and isinstance(transport, TakesHosts):
+                transport.offered(region.key, RankHost.taken(fds[0], self._users))
             async with asyncio.timeout(_TAKE_S):
                 await transport.take(region, message.device)
         except ValueError as error:

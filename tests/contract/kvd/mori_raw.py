@@ -321,6 +321,19 @@ def binds_host(io: Any) -> Any:
     return [address for address, _, at in (name.partition(":") for name in listening) if at == port]
 
 
+def removes(io: Any) -> Any:
+    side, server = Side(io, "r", 0), Server("s")
+    way, threads = side.meets(server), len(os.listdir("/proc/self/task"))
+    for at in (0, 4096):
+        kept.append(way.batch_read([at], [0], [4096], way.allocate_transfer_uid()))
+    while kept[0].InProgress():
+        time.sleep(0.001)
+    side.engine.remove_backend(io.BackendType.RDMA)
+    ended = threads - len(os.listdir("/proc/self/task"))
+    time.sleep(0.7)
+    return kept[1].Code().name, not side.memory[4096:].any(), int(ended > 0)
+
+
 def peer_failures(io: Any) -> Any:
     side, server = Side(io, "r", 0), Server("s")
     side.meets(server)
@@ -355,6 +368,7 @@ ROWS: dict[str, Callable[[Any], Any]] = {
     "TOO_LONG": too_long,
     "HOLDS_LOCK": holds_lock,
     "BINDS_HOST": binds_host,
+    "REMOVES": removes,
     "PEER_FAILURES": peer_failures,
 }
 

@@ -14,18 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from pdserve.kvd.config import MoriBackend, MoriConfig
 from pdserve.kvd.plan import Runs
-from pdserve.kvd.testing.mori import Machine, Row, to_env
+from pdserve.kvd.testing.mori import FAKE, Machine, Row, to_env
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.mori import MoriTransport
-from pdserve.kvd.transport.mori_process import Library
+from pdserve.kvd.transport.mori_process import Library, MoriProcess
+from pdserve.kvd.transport.port import MappedRegion
 from pdserve.kvd.transport.start import Command
 from pdserve.kvd.types import MemoryKind
 from pdserve.rpc.errors import ConfigError, TransferFailed
 from tests.contract.kvd.far_rig import Nodes, count, everything, lives, paint, region, some, until
+from tests.contract.kvd.mori_ranks import Placed, Rank
 
 SIZE: Final = 32 << 20
 FAST: Final = MoriConfig(stall=1.0, connect=1.0, start=20.0, idle=0.2)
@@ -49,6 +52,10 @@ class Bench:
     folder: Path
     library: Library
     off: Row | None = None
+    hosted: bool = False
+    """mori lives in the processes of ranks that have device memory; else in kvd's own, with host memory."""
+    hosts: str = FAKE.api
+    """The library of those ranks."""
 
     async def sees(self, row: Row, machine: Machine | None = None, seconds: float = _SEES_S) -> Seen:
         """Uses the library alone. Raises TimeoutError where its process does not end."""
@@ -75,16 +82,47 @@ class Bench:
         self, producer: Machine | None = None, consumer: Machine | None = None, config: MoriConfig = FAST
     ) -> AsyncIterator[Nodes[MoriTransport]]:
         """Two daemons' transports on such machines."""
-        arena = Arena([1 << 32])
-        serves, reads = (
-            MoriTransport(arena, config, self.library, to_env(self.off, on)) for on in (producer, consumer)
-        )
-        try:
-            yield Nodes(arena, serves, reads, region(arena, "p", 7, SIZE), region(arena, "d", 0, SIZE))
-        finally:
-            await reads.aclose()
-            await serves.aclose()
-            arena.close()
+        async with contextlib.AsyncExitStack() as stack:
+            arena = Arena([1 << 32])
+            stack.callback(arena.close)
+            sides = [
+                await self._side(stack, arena, machine, config, name, fill)
+                for machine, name, fill in ((producer, "p", 7), (consumer, "d", 0))
+            ]
+            (serves, src), (reads, dst) = sides
+            yield Nodes(arena, serves, reads, src, dst)
+
+    async def _side(
+        self,
+        stack: contextlib.AsyncExitStack,
+        arena: Arena,
+        machine: Machine | None,
+        config: MoriConfig,
+        name: str,
+        fill: int,
+    ) -> tuple[MoriTransport, MappedRegion]:
+        if not self.hosted:
+            made = MoriTransport(arena, config, self.library, to_env(self.off, machine))
+            stack.push_async_callback(made.aclose)
+            return made, region(arena, name, fill, SIZE)
+        env = to_env(self.off, msgspec.structs.replace(machine or Machine(), foreign=False))
+        rank = await Rank.start(self.library, env, arena, name, fill, SIZE, self.hosts)
+        stack.push_async_callback(rank.aclose)
+        placed = Placed(arena, config, self.library, env, rank)
+        stack.push_async_callback(placed.aclose)
+        return placed, rank.region
+
+    async def ends(self, process: MoriProcess) -> None:
+        """An engine goes away, but not the rank that has it."""
+        if self.hosted:
+            process.end("a test wants it")
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+        await process.gone()
+
+    def over(self, process: MoriProcess) -> bool:
+        """Whether an engine is gone, and with it no rank."""
+        return not process.running and lives(process.pid) is self.hosted
 
     def file(self, name: str) -> Path:
         """One that is not there yet."""
@@ -159,7 +197,7 @@ async def xgmi_needs_gpus(bench: Bench) -> None:
     assert (await bench.sees(Row.XGMI_NEEDS_GPUS)).value is True
     async with bench.nodes(config=replace(FAST, backend=MoriBackend.XGMI)) as nodes:
         assert MemoryKind.HOST not in nodes.consumer.capabilities.kinds
-        with pytest.raises(TransferFailed, match="No available backend found"):
+        with pytest.raises(TransferFailed, match="for rdma alone" if bench.hosted else "No available backend found"):
             await nodes.reach()
 
 
@@ -194,9 +232,10 @@ async def aborts(bench: Bench) -> None:
             await nodes.reach()
         assert len(nodes.producer.processes()) == 1
     async with bench.nodes(producer=none) as nodes:
-        with pytest.raises(TransferFailed, match="control port"):
+        with pytest.raises(TransferFailed, match=r"ended by itself \(-6\)" if bench.hosted else "control port"):
             await nodes.reach()
         await until(lambda: not nodes.producer.processes())
+        assert await nodes.still()  # a rank lives, since it was tried elsewhere: its memory is seen
 
 
 @case(Row.NOTIFICATIONS_POISON)
@@ -242,7 +281,7 @@ async def remote_error(bench: Bench) -> None:
         with pytest.raises(TransferFailed, match="remote access error"):
             await session.start(whole()).wait()
         assert session.over
-        assert not lives(reading.pid)
+        assert bench.over(reading)
         assert await good(nodes)
         await session.close()
 
@@ -278,13 +317,22 @@ async def stale_key(bench: Bench) -> None:
     async with bench.nodes() as nodes:
         session = await nodes.reach()
         (before,) = nodes.producer.processes()
-        os.kill(before.pid, signal.SIGKILL)
-        await until(lambda: not nodes.producer.processes())
+        await bench.ends(before)
         again = await nodes.described()
         (after,) = nodes.producer.processes()
         assert after.name != before.name
         assert (await asyncio.wait_for(nodes.reads(again), 5)).nbytes == 4096
         await session.close()
+
+
+def bound_to(pid: int) -> set[int]:
+    """The cores of those threads of a process that may use but one."""
+    cores: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            allowed = os.sched_getaffinity(int(task.name))
+            cores |= allowed if len(allowed) == 1 else set()
+    return cores
 
 
 def used(pid: int) -> float:
@@ -295,11 +343,15 @@ def used(pid: int) -> float:
 
 @case(Row.SPINS)
 async def spins(bench: Bench) -> None:
-    """A process of kvd's that has nothing to do is stopped, uses nothing, and is there again when it is called."""
+    """A process of kvd's that has nothing to do is stopped, uses nothing, and is there again when it is called. A
+    rank's process goes on: what spins there has one core, and leaves the others."""
     assert (await bench.sees(Row.SPINS)).value > 0.15
     async with bench.nodes() as nodes:
         session = await nodes.reach()
         (serving,), (reading,) = nodes.producer.processes(), nodes.consumer.processes()
+        if bench.hosted:
+            assert [len(bound_to(pid)) for pid in (serving.pid, reading.pid)] == [1, 1]
+            return
         await until(lambda: serving.asleep and reading.asleep)
         before = used(serving.pid) + used(reading.pid)
         await asyncio.sleep(0.3)
@@ -368,7 +420,7 @@ async def lazy(bench: Bench) -> None:
     assert (await bench.sees(Row.LAZY)).value == "raises with the session"
     async with bench.nodes() as nodes:
         described = await nodes.described()
-        os.kill(nodes.serving, signal.SIGKILL)
+        await bench.ends(*nodes.producer.processes())
         with pytest.raises(TransferFailed, match="control port"):
             await nodes.consumer.reach(described, nodes.dst)
         assert await good(nodes)
@@ -408,7 +460,7 @@ async def partial(bench: Bench) -> None:
         (reading,) = nodes.consumer.processes()
         with pytest.raises(TransferFailed, match="posted 8/"):
             await asyncio.wait_for(session.start(whole()).wait(), 5)
-        assert not lives(reading.pid)
+        assert bench.over(reading)
         paint(nodes.arena, nodes.dst, 0)
         assert await nodes.still()
         assert count(nodes.arena, nodes.dst, 7) == 0
@@ -456,6 +508,29 @@ async def binds_host(bench: Bench) -> None:
             MoriConfig(host=host)
     async with bench.nodes() as nodes:
         await nodes.described()
+
+
+@case(Row.REMOVES)
+async def removes(bench: Bench) -> None:
+    """With it a rank lets go of its memory while a peer is silent: nothing is written any more, whatever comes then. A
+    process of kvd's is ended instead."""
+    assert (await bench.sees(Row.REMOVES, Machine(rate=8192.0))).value == ["IN_PROGRESS", True, 1]
+    silent = bench.file("silent")
+    slow = Machine(rate=SIZE / 0.4, silent=str(silent))
+    async with bench.nodes(consumer=slow, config=replace(FAST, stall=600.0)) as nodes:
+        session = await nodes.reach()
+        (reading,) = nodes.consumer.processes()
+        copy = session.start(whole())
+        await nodes.under_way()
+        silent.touch()
+        await asyncio.wait_for(session.close(), 5)
+        (end,) = await asyncio.gather(copy.wait(), return_exceptions=True)
+        assert isinstance(end, TransferFailed)
+        assert bench.over(reading)
+        paint(nodes.arena, nodes.dst, 0)
+        silent.unlink()
+        assert await nodes.still()
+        assert count(nodes.arena, nodes.dst, 7) == 0
 
 
 @case(Row.PEER_FAILURES)

@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from pdserve.kvd.client import Accept, Begin, Memory, Offer, Outcome, RegionClie
 from pdserve.kvd.config import KvdConfig
 from pdserve.kvd.notices import Chunk, LayerReady, StepBegin
 from pdserve.kvd.testing import FakeEngine, RunningKvd, plain_layout, running_kvd
-from pdserve.kvd.testing.device import BUS_ID, FakeDeviceMemory, FakeGpu, FakeGpus
+from pdserve.kvd.testing.device import BUS_ID, FakeDeviceMemory, FakeGpus
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.device.port import DeviceFailed
 from pdserve.kvd.transport.gpu_ipc import GpuIpcTransport
@@ -21,36 +20,18 @@ from pdserve.kvd.transport.port import Transport
 from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.types import DeviceMemory, MemoryKind, Mode, RegionKey
 from pdserve.rpc.errors import InvalidRequest, TransferFailed
+from tests.contract.kvd.gpu_fake import OTHER_BUS, FakeRig, fake_rig
 from tests.contract.kvd.gpu_suite import *  # noqa: F403
-from tests.contract.kvd.gpu_suite import MIB, OTHERS, PIECES, SIZE, Rig, applied, runs, scattered
+from tests.contract.kvd.gpu_suite import MIB, OTHERS, PIECES, SIZE, applied, runs, scattered
 
-OTHER_BUS = "0000:2c:00.0"
 LAYERS = 2
-
-
-@dataclass
-class FakeRig(Rig):
-    """Real threads and bytes; the accelerator, its handles and its events are fake."""
-
-    gpus: FakeGpus = None  # type: ignore[assignment]
-
-    @property
-    def device(self) -> FakeGpu:
-        """The first one."""
-        return self.gpus.find(BUS_ID)
 
 
 @pytest.fixture
 async def gpu() -> AsyncIterator[FakeRig]:
-    """Whatever was mapped is unmapped in the end."""
-    gpus = FakeGpus((BUS_ID, OTHER_BUS))
-    transport = GpuIpcTransport(gpus, batch_bytes=MIB)
-    yield FakeRig(transport, lambda sizes, seed: FakeDeviceMemory(gpus, sizes, seed), MemoryKind.CUDA, gpus=gpus)
-    await transport.aclose()
-    for bus_id in (BUS_ID, OTHER_BUS):
-        assert not gpus.find(bus_id).opened
-        assert threading.get_ident() not in gpus.find(bus_id).threads
-    assert all(event.opened == 0 for event in gpus.events.values())
+    """All on one device."""
+    async with fake_rig() as rig:
+        yield rig
 
 
 async def test_a_device_that_lies_is_caught_by_the_suite(gpu: FakeRig) -> None:

@@ -42,6 +42,19 @@ def bench(tmp_path: Path, forked: Library) -> Bench:
     return Bench(tmp_path, forked)
 
 
+@pytest.fixture(params=[False, True], ids=["in kvd's processes", "in ranks'"])
+def either(request: pytest.FixtureRequest, bench: Bench) -> Bench:
+    """mori in both of its places, one after the other."""
+    return replace(bench, hosted=request.param)
+
+
+@pytest.fixture
+async def either_nodes(either: Bench) -> AsyncIterator[Moris]:
+    """As `nodes`."""
+    async with either.nodes(consumer=SLOW) as made:
+        yield made
+
+
 @pytest.fixture
 async def nodes(bench: Bench) -> AsyncIterator[Moris]:
     """The consumer's device takes 0.4 s for all of a region."""
@@ -102,10 +115,10 @@ async def test_a_session_of_a_process_that_is_about_to_end_begins_nothing(bench:
         await again.close()
 
 
-async def test_closing_a_session_does_not_wait_for_a_silent_peer(bench: Bench) -> None:
+async def test_closing_a_session_does_not_wait_for_a_silent_peer(either: Bench) -> None:
     """Its copies become terminal, long before the stall would end them, and nothing writes any more."""
-    silent = bench.file("silent")
-    async with bench.nodes(consumer=silenced(SLOW, silent), config=replace(FAST, stall=600.0)) as nodes:
+    silent = either.file("silent")
+    async with either.nodes(consumer=silenced(SLOW, silent), config=replace(FAST, stall=600.0)) as nodes:
         session = await nodes.reach()
         copy = session.start(whole())
         await nodes.under_way()
@@ -139,10 +152,10 @@ async def test_closing_a_session_whose_copies_wait_leaves_those_before_them(benc
         await session.close()
 
 
-async def test_a_peer_that_falls_silent_fails_its_copies_and_writes_nothing_later(bench: Bench) -> None:
+async def test_a_peer_that_falls_silent_fails_its_copies_and_writes_nothing_later(either: Bench) -> None:
     """After the stall the process that read is gone, whatever the network then brings."""
-    silent = bench.file("silent")
-    async with bench.nodes(consumer=silenced(SLOW, silent)) as nodes:
+    silent = either.file("silent")
+    async with either.nodes(consumer=silenced(SLOW, silent)) as nodes:
         session = await nodes.reach()
         copy = session.start(whole())
         await nodes.under_way()
@@ -156,9 +169,9 @@ async def test_a_peer_that_falls_silent_fails_its_copies_and_writes_nothing_late
         await session.close()
 
 
-async def test_a_daemon_that_was_held_up_does_not_take_its_process_for_a_silent_one(bench: Bench) -> None:
+async def test_a_daemon_that_was_held_up_does_not_take_its_process_for_a_silent_one(either: Bench) -> None:
     """What came while the loop stood still counts, though the watch's time is over."""
-    async with bench.nodes(consumer=Machine(rate=SIZE / 5), config=replace(FAST, connect=0.1)) as nodes:
+    async with either.nodes(consumer=Machine(rate=SIZE / 5), config=replace(FAST, connect=0.1)) as nodes:
         session = await nodes.reach()
         copy = session.start(whole())
         await nodes.under_way()
@@ -183,10 +196,10 @@ async def test_a_reading_process_that_dies_fails_its_copies_and_the_next_session
     await session.close()
 
 
-async def test_a_way_to_a_region_that_is_not_mapped_is_refused(nodes: Moris) -> None:
+async def test_a_way_to_a_region_that_is_not_mapped_is_refused(either_nodes: Moris) -> None:
     """By an answer: the process, and the sessions that it has, go on."""
-    session = await nodes.reach()
-    serving, reading = the(nodes)
+    session = await either_nodes.reach()
+    serving, reading = the(either_nodes)
     with pytest.raises(TransferFailed, match="the region gone/0 is not mapped"):
         await reading.reach("peer", "gone/0", serving.card, ())
     assert (await session.start(some()).wait()).nbytes == 4096
@@ -207,10 +220,10 @@ async def test_memory_of_another_process_is_registered_by_its_mapping(nodes: Mor
     await session.close()
 
 
-async def test_the_side_that_is_read_is_told_of_nobody(nodes: Moris) -> None:
+async def test_the_side_that_is_read_is_told_of_nobody(either_nodes: Moris) -> None:
     """One side alone knows the other: the serving process is asked for its memory, and for nothing else."""
-    session = await nodes.reach()
-    serving, _ = the(nodes)
+    session = await either_nodes.reach()
+    serving, _ = the(either_nodes)
     os.kill(serving.pid, signal.SIGSTOP)  # it could not do a thing
     assert (await asyncio.wait_for(session.start(whole()).wait(), 5)).nbytes == SIZE
     os.kill(serving.pid, signal.SIGCONT)
@@ -236,16 +249,16 @@ async def test_what_is_no_card_is_refused_and_leaves_nothing(nodes: Moris, card:
     assert readers() == []
 
 
-async def test_an_opening_that_is_given_up_leaves_nothing(nodes: Moris) -> None:
+async def test_an_opening_that_is_given_up_leaves_nothing(either_nodes: Moris) -> None:
     """Cancelled while its process starts: the process is ended."""
-    opening = asyncio.create_task(nodes.consumer.reach(await nodes.described(), nodes.dst))
+    opening = asyncio.create_task(either_nodes.consumer.reach(await either_nodes.described(), either_nodes.dst))
     for _ in range(5):
         await asyncio.sleep(0)
     opening.cancel()
     await asyncio.wait([opening])
     assert opening.cancelled()
     assert readers() == []
-    assert (await nodes.reads(await nodes.described())).nbytes == 4096
+    assert (await either_nodes.reads(await either_nodes.described())).nbytes == 4096
 
 
 async def test_the_last_session_takes_its_process_along(nodes: Moris) -> None:
@@ -332,7 +345,7 @@ async def test_a_daemon_that_is_killed_takes_its_mori_processes_along(nodes: Mor
 def test_a_daemon_that_is_told_to_use_mori_says_what_to_install(tmp_path: Path) -> None:
     """It is not installed here; that is said at its start, and not when the first transfer fails."""
     config = KvdConfig(tmp_path, transport=TransportName.MORI)
-    with pytest.raises(ConfigError, match=r"pip install 'pdserve\[mori\]'"):
+    with pytest.raises(ConfigError, match=r"the extra `mori`"):
         make_transports(config, None)  # type: ignore[arg-type]  # not reached
 
 
@@ -346,10 +359,10 @@ def test_a_control_port_that_other_nodes_cannot_call_is_refused(tmp_path: Path) 
     KvdConfig(tmp_path, transport=TransportName.MORI, cluster_key=key, peer=peer, insecure=True, mori=made)
 
 
-async def test_copies_say_how_many_bytes_they_moved(nodes: Moris) -> None:
+async def test_copies_say_how_many_bytes_they_moved(either_nodes: Moris) -> None:
     """Many runs, some longer than a request may be cut to; every byte once."""
-    session = await nodes.reach()
+    session = await either_nodes.reach()
     moved = await session.start(whole()).wait()
     assert moved == Moved(SIZE, moved.ns)
-    assert count(nodes.arena, nodes.dst, 7) == SIZE
+    assert count(either_nodes.arena, either_nodes.dst, 7) == SIZE
     await session.close()

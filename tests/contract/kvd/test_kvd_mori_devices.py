@@ -103,7 +103,7 @@ async def test_a_device_that_takes_no_memory_of_other_processes_is_found_out(
 ) -> None:
     """In processes that are there for it: the library aborts, the region is refused, host memory goes on."""
     transport = MoriTransport(arena, config(backend), forked, to_env(machine=Machine(foreign=False)))
-    with pytest.raises(InvalidRequest, match=rf"in another process, on {BUS_ID}.*ended by itself \(-6\)"):
+    with pytest.raises(InvalidRequest, match=rf"device {BUS_ID}: .* in another process: .*ended by itself \(-6\)"):
         await transport.take(region(0), memories[0].memory)
     assert transport.processes() == []
     with pytest.raises(TransferFailed, match="has ended"):

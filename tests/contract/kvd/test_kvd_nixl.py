@@ -175,6 +175,22 @@ async def test_a_cancelled_copy_ends_in_the_middle(nodes: Nixls) -> None:
     await session.close()
 
 
+async def test_a_cancelled_copy_ends_in_the_middle_where_reads_are_over_when_begun(arena: Arena) -> None:
+    """Over what UCX takes on one host (cma): it is heard between two chunks, also when the speed is known."""
+    async with two(arena, NixlConfig(), SIZE) as nodes:
+        session = await nodes.reach()
+        await session.start(everything()).wait()
+        paint(arena, nodes.dst, 0)
+        copy = session.start(everything())
+        copy.cancel()
+        moved = await asyncio.wait_for(copy.wait(), 10)
+        assert moved.cancelled
+        assert moved.nbytes < SIZE
+        assert count(arena, nodes.dst, 7) == moved.nbytes
+        assert await nodes.still()
+        await session.close()
+
+
 async def test_a_serving_process_that_dies_is_replaced_with_the_next_card(nodes: Nixls) -> None:
     """The daemon lives; the old card reaches nothing, a new one does."""
     session = await nodes.reach()

@@ -185,7 +185,7 @@ async def test_a_drain_with_something_left_says_what_and_can_be_undone(world: Wo
     assert tid.hex()[:8] in out
     assert "waits for decode's accept" in out
     p.scheduler.send(Offer("late", os.urandom(16), 0, (2,), 16, Mode.READ))
-    assert (await p.end_of("late")).reason == "DRAINING"
+    assert (await p.end_of("late")).reason == "KVD_UNAVAILABLE"
     assert (await operator.json("describe"))["draining"]
     assert (await operator.run("drain", "--undo"))[0] == 0
     p.scheduler.send(Offer("later", os.urandom(16), 0, (2,), 16, Mode.READ))

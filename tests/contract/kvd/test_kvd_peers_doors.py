@@ -116,7 +116,7 @@ async def test_strangers_are_bounded_in_number() -> None:
         await until(lambda: not a.kvd.node.network._door.strangers)
 
 
-class Mute(Stranger):
+class Silent(Stranger):
     """Is of the cluster, promises to speak, and says nothing more; its kernel and gRPC answer all the same."""
 
     def __init__(self, beat_ms: int) -> None:
@@ -133,7 +133,7 @@ class Mute(Stranger):
         yield peer_pb2.ConnectResponse(challenge=peer_pb2.Challenge(nonce=nonce, address=self.address))
         first = await anext(request_iterator)
         _, theirs = proof.check(signer, first.greeting.signed, nonce)
-        greeting = Greeting("mute", "", PROTOCOL, "mute", self.address, "boot", 0, 0, 1, beat_ms=self._beat_ms)
+        greeting = Greeting("silent", "", PROTOCOL, "silent", self.address, "boot", 0, 0, 1, beat_ms=self._beat_ms)
         yield peer_pb2.ConnectResponse(welcome=peer_pb2.SignedGreeting(signed=proof.sign(signer, greeting, theirs)))
         await asyncio.Event().wait()
 
@@ -141,16 +141,16 @@ class Mute(Stranger):
 @pytest.mark.parametrize("beat_ms", [20, 0])
 async def test_a_daemon_that_hangs_behind_a_living_connection_is_given_up(beat_ms: int) -> None:
     """Its silence is noticed, also where it has not said how often it speaks, and after the grace the link is lost."""
-    server, mute = grpc.aio.server(), Mute(beat_ms)
-    peer_pb2_grpc.add_PeerServiceServicer_to_server(mute, server)
-    mute.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server, silent = grpc.aio.server(), Silent(beat_ms)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(silent, server)
+    silent.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
         settings = PeerConfig(listen="127.0.0.1:0", silence=0.3)
         async with running_node(peer=settings, grace=0.3) as a, asyncio.timeout(20.0):
             node = a.kvd.node
             with capture_logs() as logs:
-                link = node.desk.links.towards(mute.address, node.now())
+                link = node.desk.links.towards(silent.address, node.now())
                 node.network.kick(node.now())
                 await until(lambda: link.state is LinkState.OPEN)
                 await until(lambda: not len(node.desk.links), 5.0)

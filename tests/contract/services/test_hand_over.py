@@ -5,7 +5,7 @@ Fake: the proxy, which is the test, and the engines' model.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -32,19 +32,13 @@ from pdserve.runtime.clock import Clock
 from pdserve.runtime.lifecycle import Shutdown
 from pdserve.runtime.signing import Signer
 from pdserve.runtime.testing import FakeProxy
+from tests.waiting import until
 
 READ, WRITE = common_pb2.TRANSFER_MODE_READ, common_pb2.TRANSFER_MODE_WRITE
 FAIL, RECOMPUTE = common_pb2.FAILURE_POLICY_FAIL, common_pb2.FAILURE_POLICY_RECOMPUTE
 SIM = ("--engine", "sim", "--beat-seconds", "0.05", "--sim-token-budget", "64")
 PROMPT = [(7 * index) % 256 for index in range(150)]
 LENGTHS = [1, 2, 15, 16, 17, 150]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what has no event of its own."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -141,6 +141,6 @@ def test_without_nixl_the_transport_says_what_to_install(monkeypatch: pytest.Mon
     """At the daemon's start, by name."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arena = Arena([1 << 20])
-    with pytest.raises(ConfigError, match=r"pdserve\[nixl\]"):
+    with pytest.raises(ConfigError, match=r"not installed: it comes with the extra `nixl`"):
         NixlTransport(arena, NixlConfig())
     arena.close()

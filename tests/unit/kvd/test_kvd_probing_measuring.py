@@ -1,18 +1,14 @@
 """What is measured of a session, on a link made by hand: time passes only in its copies."""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pdserve.kvd.plan import Runs
-from pdserve.kvd.probing import survey
-from pdserve.kvd.probing.measuring import BLOCKS, Measuring, blocks
-from pdserve.kvd.probing.slot import Slot
+from pdserve.kvd.probing.measuring import BLOCKS, Landed, Measuring, blocks
+from pdserve.kvd.probing.timing import Timing
 from pdserve.kvd.probing.values import Measured
-from pdserve.kvd.transport.port import MappedRegion, Moved, Session
-from pdserve.kvd.types import MemoryKind, RegionKey
+from pdserve.kvd.transport.port import Moved, Session
 from pdserve.rpc.errors import TransferFailed
 
 SIZE = 64 << 20
@@ -64,7 +60,20 @@ class Copy:
 
 async def measure(link: Link, seconds: float = 5.0, landed: bool = True) -> Measured:
     """All that is measured of it."""
-    return await Measuring(link, SIZE, lambda _: landed, 1, lambda: link.now, link.now + seconds).measure()
+    return await Measuring(link, SIZE, looked(landed), 1, lambda: link.now, link.now + seconds).measure()
+
+
+def looked(landed: bool) -> Landed:
+    """Whatever was copied."""
+
+    async def look(runs: Runs) -> bool:
+        return landed
+
+    return look
+
+
+async def nothing() -> None:
+    """Nothing else is done."""
 
 
 async def test_a_fast_link() -> None:
@@ -113,18 +122,15 @@ async def test_time_runs_out() -> None:
     assert 0 < len(found.speeds) < len(BLOCKS)
 
 
-async def test_the_time_to_open_a_session_is_not_that_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_to_open_a_session_is_not_that_of_its_copies() -> None:
     """A library's process that takes 9 s to start leaves its copies what the survey still has: here 1 s."""
-    monkeypatch.setattr(survey, "landed", lambda *_: True)
-    dst = MappedRegion(RegionKey("scratch", 0), MemoryKind.HOST, SIZE, 0)
 
     async def timed(link: Link) -> Measured:
         async def opening() -> Session:
             link.now += 9.0
             return link
 
-        around: Any = SimpleNamespace(arena=None, transports=(), now=lambda: link.now)
-        return await survey.Survey(Slot(lambda _: None), around)._timed(opening(), dst, 1, 110.0)
+        return await Timing(lambda: link.now, nothing).timed(opening(), SIZE, looked(True), 110.0)
 
     found = await timed(Link(10e9))
     assert (found.error, len(found.speeds)) == ("", len(BLOCKS))

@@ -24,10 +24,13 @@ from pdserve.kvd.client import (
     Participant,
     Retract,
     Welcome,
+    stream,
 )
+from pdserve.kvd.client.messages import Request
 from pdserve.kvd.types import PROTOCOL, Mode
 from pdserve.rpc.errors import IncompatibleEngines, KvdUnavailable, PdserveError
 from pdserve.rpc.status import DETAILS_KEY, details
+from tests.waiting import until
 
 TID = bytes(range(16))
 QUICK = AttachConfig(welcome_timeout=0.5, reconnect_deadline=0.3, backoff_first=0.01, backoff_most=0.05)
@@ -40,13 +43,6 @@ def hello(participant: Participant = Participant.SCHEDULER) -> Hello:
 
 def end_of(handle: str, **more: Any) -> kvd_pb2.End:
     return kvd_pb2.End(handle=handle, transfer_id=TID, outcome=kvd_pb2.OUTCOME_LANDED, **more)
-
-
-async def until(condition: Any) -> None:
-    """Waits for something that another task is about to do."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.005)
 
 
 async def test_messages_arrive_as_they_were_sent(kvd: Any) -> None:
@@ -163,7 +159,7 @@ async def test_a_defect_beside_the_reader_ends_the_stream(kvd: Any, monkeypatch:
         monkeypatch.setattr("pdserve.kvd.client.ledger.Ledger.overdue", fails)
     with capture_logs() as logs:
         attachment.send(Accept("c", TID, 0, (7,), 0, ticket=b"t"))
-        await until(lambda: lost)
+        await until(lambda: bool(lost))
     (end,) = attachment.drain_ends()
     assert (end.handle, end.outcome) == ("c", Outcome.FAILED)
     assert "RuntimeError: a defect" in end.detail
@@ -173,35 +169,42 @@ async def test_a_defect_beside_the_reader_ends_the_stream(kvd: Any, monkeypatch:
     await attachment.aclose()
 
 
-async def test_a_write_that_meets_the_end_of_the_stream_is_no_defect(kvd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer may learn first that kvd has hung up: the stream comes back and says what could not be said."""
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [(Begin("p", TID, Mode.WRITE), "begin"), (Cancel(TID, "CANCELLED"), "cancel")],
+    ids=["begin", "cancel"],
+)
+async def test_a_write_that_meets_the_end_of_the_stream_is_no_defect(
+    kvd: Any, monkeypatch: pytest.MonkeyPatch, message: Request, name: str
+) -> None:
+    """The writer may learn first that kvd has hung up: the stream comes back and says what could not be said, be it of
+    an open handle or not."""
     attachment = AsyncAttachment(kvd.socket, hello(), config=PATIENT)
     calls: list[Any] = []
     reads = asyncio.Event()
-    read, write = attachment._read, attachment._write
+    write = attachment._outbox.write
 
     async def late(call: Any) -> Any:
-        message = await read(call)
+        message = await stream.read(call)
         if calls:  # the first was the welcome
             await reads.wait()
         return message
 
-    async def kept(call: Any) -> None:
+    async def kept(call: Any, unsendable: Any) -> None:
         calls.append(call)
-        await write(call)
+        await write(call, unsendable)
 
-    monkeypatch.setattr(attachment, "_read", late)
-    monkeypatch.setattr(attachment, "_write", kept)
+    monkeypatch.setattr("pdserve.kvd.client.aio.read", late)
+    monkeypatch.setattr(attachment._outbox, "write", kept)
     await attachment.start(5)
-    await until(lambda: calls)
+    await until(lambda: bool(calls))
     kvd.hang_up()
     await until(lambda: calls[0].done())
-    attachment.send(Begin("p", TID, Mode.WRITE))
+    attachment.send(message)
     await asyncio.sleep(0.05)  # room to fail: the writer's turn is in here
     reads.set()
-    assert (await kvd.next("begin")).handle == "p"
+    assert (await kvd.next(name)).transfer_id == TID
     assert len(calls) == 2
-    assert attachment.open_handles == 1
     await attachment.aclose()
 
 

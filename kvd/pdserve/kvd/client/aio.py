@@ -3,30 +3,25 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
 import grpc
 import structlog
 
-from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
-from pdserve.kvd.client import codec
+from pdserve.api.kvd.v1 import kvd_pb2_grpc
 from pdserve.kvd.client.config import AttachConfig
 from pdserve.kvd.client.ledger import Ledger
 from pdserve.kvd.client.messages import (
-    Accept,
-    Begin,
     Cancel,
     End,
     Fenced,
     Hello,
-    Offer,
     Participant,
     Renew,
     Request,
     Retract,
     Welcome,
 )
-from pdserve.rpc.channel import CHANNEL_OPTIONS
+from pdserve.kvd.client.stream import OPTIONS, Call, Outbox, greet, over, read
 from pdserve.rpc.errors import (
     ConfigError,
     IncompatibleEngines,
@@ -37,31 +32,14 @@ from pdserve.rpc.errors import (
     Unauthenticated,
 )
 from pdserve.rpc.status import to_error
-from pdserve.runtime.failpoints import Point, passing
 
 log = structlog.get_logger(__name__)
-
-_OPTIONS = [
-    *CHANNEL_OPTIONS,
-    # The pauses between attempts are ours; grpc's own would grow to minutes.
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
 
 _REFUSALS = (InvalidRequest, Unauthenticated, TicketRefused, IncompatibleEngines, ConfigError)
 """Errors that another attempt with the same hello would meet again."""
 
-_POINTS = {
-    Begin: Point.CONNECTOR_BEGIN,
-    Offer: Point.CONNECTOR_OFFER,
-    Accept: Point.CONNECTOR_ACCEPT,
-}
-
 _MOST_KEPT = 4096
 """Messages kept for a kvd that has been given up."""
-
-_Call = grpc.aio.StreamStreamCall[kvd_pb2.AttachRequest, kvd_pb2.AttachResponse]
 
 Welcomed = Callable[[Welcome, bool], Awaitable[None]]
 """Called for each welcome before anything else is sent; True: a kvd that has not seen us yet."""
@@ -94,8 +72,7 @@ class AsyncAttachment:
         self._on_welcome = on_welcome
         self._on_lost = on_lost
         self._ledger = Ledger(strict=hello.participant is Participant.SCHEDULER)
-        self._unsent: deque[Request] = deque()
-        self._something_to_send = asyncio.Event()
+        self._outbox = Outbox()
         self._ends: deque[End] = deque()
         self._fences: dict[tuple[str, int], asyncio.Event] = {}
         self.ends_available = asyncio.Event()
@@ -152,12 +129,11 @@ class AsyncAttachment:
         if not self._ledger.sending(message):
             return
         if self._lost is None:
-            self._unsent.append(message)
-            self._something_to_send.set()
+            self._outbox.put((message,))
             return
         self._abandon(self._lost)
-        if isinstance(message, Cancel | Retract) and len(self._unsent) < _MOST_KEPT:
-            self._unsent.append(message)
+        if isinstance(message, Cancel | Retract) and len(self._outbox) < _MOST_KEPT:
+            self._outbox.put((message,))
 
     def drain_ends(self) -> list[End]:
         """The ends since the last call."""
@@ -229,80 +205,39 @@ class AsyncAttachment:
 
     async def _stream(self) -> None:
         """One stream's life; returns or raises when it is over: as kvd ends it, or by the first defect of ours."""
-        async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
-            call: _Call = kvd_pb2_grpc.KvdStub(channel).Attach()
+        async with grpc.aio.insecure_channel(self._target, options=OPTIONS) as channel:
+            call: Call = kvd_pb2_grpc.KvdStub(channel).Attach()
             parts: list[asyncio.Task[None]] = []
             try:
-                welcome = await self._greet(call)
+                welcome = await greet(call, self._hello, self._config.welcome_timeout)
                 await self._welcomed(welcome)
-                works = (self._hear(call), self._write(call), self._say_again(welcome.lease_s))
+                works = (self._hear(call), self._outbox.write(call, self._unsendable), self._say_again(welcome.lease_s))
                 parts.extend(asyncio.create_task(work) for work in works)
-                await _over(*parts)
+                await over(*parts)
             finally:
                 call.cancel()
                 for part in parts:
                     part.cancel()
                 await asyncio.gather(*parts, return_exceptions=True)  # what ended the stream has been raised
 
-    async def _greet(self, call: _Call) -> Welcome:
-        try:
-            async with asyncio.timeout(self._config.welcome_timeout):
-                await call.write(codec.encode_hello(self._hello))
-                welcome = await self._read(call)
-        except TimeoutError:
-            raise KvdUnavailable(f"no welcome within {self._config.welcome_timeout:g} s") from None
-        if welcome is None:
-            # The status says why; without one kvd just went away.
-            code = await call.code()
-            raise KvdUnavailable(f"kvd ended the stream before its welcome ({code.name})")
-        if not isinstance(welcome, Welcome):
-            raise PdserveError(f"kvd answered a hello with {type(welcome).__name__}")
-        return welcome
-
-    async def _read(self, call: _Call) -> Welcome | End | Fenced | None:
-        message: Any = await call.read()
-        return None if message is grpc.aio.EOF else codec.decode(message)
-
-    async def _hear(self, call: _Call) -> None:
-        while (message := await self._read(call)) is not None:
+    async def _hear(self, call: Call) -> None:
+        while (message := await read(call)) is not None:
             if isinstance(message, End):
                 self._end(message)
             elif isinstance(message, Fenced):
                 self._fenced(message)
-
-    async def _write(self, call: _Call) -> None:
-        """Until the call is over; how it ended the reader hears."""
-        while True:
-            while self._unsent:
-                message = self._unsent.popleft()
-                try:
-                    wire = codec.encode(message)
-                except (TypeError, ValueError) as error:  # a number that the field cannot hold
-                    self._unsendable(message, error)
-                    continue
-                try:
-                    point = _POINTS.get(type(message))
-                    for arriving in (wire,) if point is None else await passing(point, wire):
-                        await call.write(arriving)
-                except BaseException as error:
-                    self._unsent.appendleft(message)
-                    # InvalidStateError: it was over before the write.
-                    if isinstance(error, grpc.aio.AioRpcError | asyncio.InvalidStateError) and call.done():
-                        return
-                    raise
-            self._something_to_send.clear()
-            await self._something_to_send.wait()
+            else:
+                self._welcome = message  # of the same kvd, which drains, or does so no longer
 
     async def _say_again(self, seconds: float) -> None:
         """Says again what has been open for one to two leases: kvd passes over what it has heard, and
         tells an end again. So neither a lost word nor a lost end holds blocks for ever."""
         while True:
             await asyncio.sleep(seconds)
-            again = [message for message in self._ledger.overdue() if message not in self._unsent]
+            again = [message for message in self._ledger.overdue() if message not in self._outbox]
             if again:
                 log.info("kvd.said_again", messages=len(again), **self._names())
-                self._unsent.extend(again)
-                self._something_to_send.set()
+                self._outbox.put(again)
 
     def _unsendable(self, message: Request, error: Exception) -> None:
         log.error("kvd.unsendable", kind=type(message).__name__, error=str(error), **self._names())
@@ -321,11 +256,8 @@ class AsyncAttachment:
         if self._lost is None and not fresh:
             # What the lost stream carried may not have arrived. All that was said of open handles
             # is said again, in order: kvd passes over what it has heard.
-            again = self._ledger.again()
-            others = [m for m in self._unsent if isinstance(m, Cancel | Retract) and m not in again]
-            self._unsent = deque([*again, *others])
+            self._outbox.begin_again(self._ledger.again())
         self._lost = None
-        self._something_to_send.set()
         self._attached.set()
         log.info("kvd.attached", kvd_epoch=welcome.kvd_epoch, fresh=fresh, **self._names())
 
@@ -346,8 +278,7 @@ class AsyncAttachment:
 
     def _fenced(self, fenced: Fenced) -> None:
         if released := self._ledger.fenced(fenced):
-            self._unsent.extend(released)
-            self._something_to_send.set()
+            self._outbox.put(released)
         if self._hello.participant is Participant.WORKER:
             self._fences.setdefault((fenced.handle, fenced.attempt), asyncio.Event()).set()
 
@@ -368,7 +299,7 @@ class AsyncAttachment:
         already = self._lost is not None
         self._lost = error
         # A new kvd knows none of the handles; it is still told of what is given up.
-        self._unsent = deque(m for m in self._unsent if isinstance(m, Cancel | Retract))
+        self._outbox.begin_again()
         for event in self._fences.values():
             event.set()
         self._abandon(error)
@@ -383,23 +314,10 @@ class AsyncAttachment:
         """Ends what is open. Once kvd is there it hears of that: the peer, and those of this engine that have
         met a new kvd before, would else wait for what was given up here."""
         ends = self._ledger.abandon(error)
-        room = 0 if self._closing else max(0, _MOST_KEPT - len(self._unsent))
-        self._unsent.extend(Cancel(end.transfer_id, error.reason) for end in ends[:room])
+        room = 0 if self._closing else max(0, _MOST_KEPT - len(self._outbox))
+        self._outbox.put(Cancel(end.transfer_id, error.reason) for end in ends[:room])
         self._deliver_all(ends)
 
     def _names(self) -> dict[str, object]:
         hello = self._hello
         return {"engine_id": hello.engine_id, "participant": hello.participant.value, "rank": hello.rank}
-
-
-async def _over(reader: asyncio.Task[None], *others: asyncio.Task[None]) -> None:
-    """Returns or raises as the reader does, or raises the failure of another part that comes before it."""
-    running = {reader, *others}
-    while not reader.done():
-        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for part in done - {reader}:
-            if not part.cancelled():  # as grpc ends a write of a call that was cancelled; and the reader, soon
-                part.result()
-    if reader.cancelled():
-        raise KvdUnavailable("the stream was cancelled")
-    reader.result()

@@ -126,6 +126,7 @@ def decode(message: kvd_pb2.AttachResponse) -> Response:
                 renew_s=welcome.renew_ms / 1000,
                 fence_s=welcome.fence_ms / 1000,
                 peer_address=welcome.peer_address,
+                draining=welcome.draining,
             )
         case unknown:
             raise PdserveError(f"kvd sent a message that this client does not know: {unknown}")

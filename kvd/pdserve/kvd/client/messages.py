@@ -126,7 +126,7 @@ Request = Begin | Offer | Accept | Retract | Cancel | Renew
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """kvd's answer to a hello."""
+    """kvd's answer to a hello, and again what has changed of it."""
 
     kvd_epoch: str
     """Fresh at every start of kvd."""
@@ -142,6 +142,8 @@ class Welcome:
     """Longest wait for a fence, seconds."""
     peer_address: str = ""
     """HOST:PORT at which other nodes reach kvd; empty where it has no peers."""
+    draining: bool = False
+    """It takes no new transfers."""
 
 
 @dataclass(frozen=True, slots=True)

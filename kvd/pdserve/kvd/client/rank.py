@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from dataclasses import dataclass
+from typing import Protocol
 
 from pdserve.kvd import memory_wire
 from pdserve.kvd.client.messages import Welcome
@@ -31,11 +32,33 @@ class Memory:
     """Where `kind` is not host; what its handles stand for stays the owner's too."""
 
 
+class Hosts(Protocol):
+    """What does a library's work in the rank's own process, where kvd wants that (client.mori_host)."""
+
+    def offer(self) -> socket.socket:
+        """The socket at which it takes orders, for kvd; what was ordered at an earlier one is over. Blocks.
+
+        Raises:
+            KvdUnavailable: it is not.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what was ordered. Blocks. Safe twice."""
+        ...
+
+
 class RegionClient:
     """Registers one rank's memory and keeps the connection, whose end is the rank's death."""
 
-    def __init__(self, engine_id: str, rank: int, memory: Memory, timeout: float | None = None) -> None:
-        """`timeout`: longest wait for kvd's answer, seconds; None: what is enough for this kind of memory."""
+    def __init__(
+        self, engine_id: str, rank: int, memory: Memory, timeout: float | None = None, hosts: Hosts | None = None
+    ) -> None:
+        """`timeout`: longest wait for kvd's answer, seconds; None: what is enough for this kind of memory. `hosts`: for
+        device memory that only this process can register."""
+        if hosts is not None and memory.kind is MemoryKind.HOST:
+            raise ValueError("host memory is registered by kvd")
+        self._hosts = hosts
         self._message = memory_wire.RegisterRegion(
             engine_id=engine_id,
             rank=rank,
@@ -65,7 +88,7 @@ class RegionClient:
             sock: socket.socket | None = None
             try:
                 sock = memory_wire.connect(path, self._timeout)
-                memory_wire.send_region(sock, self._message, self._fds)
+                self._send(sock)
                 reply = memory_wire.receive_reply(sock)
             except (OSError, ValueError) as error:
                 if sock is not None:
@@ -77,10 +100,19 @@ class RegionClient:
             self._socket = sock
 
     def close(self) -> None:
-        """Tells kvd that the rank has ended. Safe twice."""
+        """Tells kvd that the rank has ended; what it hosts has, then. Blocks for that. Safe twice."""
+        if self._hosts is not None:
+            self._hosts.close()
         with self._lock:
             self._closed = True
             self._drop()
+
+    def _send(self, sock: socket.socket) -> None:
+        if self._hosts is None:
+            memory_wire.send_region(sock, self._message, self._fds)
+            return
+        with self._hosts.offer() as orders:
+            memory_wire.send_region(sock, self._message, (*self._fds, orders.fileno()))
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -91,9 +123,9 @@ class RegionClient:
 class Rank:
     """One rank's memory and notices; give `welcomed` to its attachment as `on_welcome`."""
 
-    def __init__(self, engine_id: str, rank: int, memory: Memory) -> None:
-        """`memory` must outlive this."""
-        self.region = RegionClient(engine_id, rank, memory)
+    def __init__(self, engine_id: str, rank: int, memory: Memory, hosts: Hosts | None = None) -> None:
+        """`memory` must outlive this. `hosts`: see RegionClient."""
+        self.region = RegionClient(engine_id, rank, memory, hosts=hosts)
         self.notices = NoticeSender()
 
     async def welcomed(self, welcome: Welcome, fresh: bool) -> None:

@@ -16,35 +16,38 @@ def read_devices(root: Path = Path("/sys/class")) -> tuple[Device, ...]:
 
 
 def _net(folder: Path) -> Iterator[Device]:
-    for device in _folders(folder):
+    for device in folders(folder):
         if device.name == "lo":
             continue
         # What is not a device (veth, a bridge) names a speed that means nothing; -1 is a device that does not know.
-        megabits = _number(_text(device / "speed")) if (device / "device").exists() else 0
-        yield Device(device.name, "net", max(0, megabits) * 10**6, _text(device / "operstate") in ("up", "unknown"))
+        megabits = number(text(device / "speed")) if (device / "device").exists() else 0
+        yield Device(device.name, "net", max(0, megabits) * 10**6, text(device / "operstate") in ("up", "unknown"))
 
 
 def _rdma(folder: Path) -> Iterator[Device]:
-    for device in _folders(folder):
-        for port in _folders(device / "ports"):
-            rate = _RATE.match(_text(port / "rate"))
+    for device in folders(folder):
+        for port in folders(device / "ports"):
+            rate = _RATE.match(text(port / "rate"))
             bits = round(float(rate[1]) * 1e9) if rate else 0
-            yield Device(f"{device.name}:{port.name}", "rdma", bits, "ACTIVE" in _text(port / "state"))
+            yield Device(f"{device.name}:{port.name}", "rdma", bits, "ACTIVE" in text(port / "state"))
 
 
-def _folders(folder: Path) -> list[Path]:
+def folders(folder: Path) -> list[Path]:
+    """What is in a folder, by name; nothing where there is none."""
     try:
         return sorted(folder.iterdir())
     except OSError:
         return []
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """What a file says; empty where it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
         return ""
 
 
-def _number(text: str) -> int:
-    return int(text) if text.lstrip("-").isdecimal() else 0
+def number(words: str) -> int:
+    """Digits, with a sign or not; 0 where it is something else."""
+    return int(words) if words.lstrip("-").isdecimal() else 0

@@ -5,7 +5,7 @@ Over the port that hand-overs use, and not for longer than it is given: what wou
 
 import asyncio
 import statistics
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import numpy as np
@@ -29,8 +29,8 @@ _GROWTH: Final = 4
 _LONG_ENOUGH: Final = 0.02
 """Seconds after which a copy's rate says what the link does, not what the request costs."""
 
-Landed = Callable[[Runs], bool]
-"""Whether these runs are in place."""
+Landed = Callable[[Runs], Awaitable[bool]]
+"""Whether these runs are in place. Raises TransferFailed where that cannot be known."""
 
 
 class Measuring:
@@ -98,7 +98,7 @@ class Measuring:
             moved = await self._session.start(runs).wait()
         seconds = self._now() - began
         self._lanes = moved.lanes or self._lanes
-        if moved.cancelled or moved.nbytes != count * block or not self._landed(runs):
+        if moved.cancelled or moved.nbytes != count * block or not await self._landed(runs):
             raise TransferFailed(f"of {count * block} bytes not all are what was sent")
         return max(seconds, 1e-9)
 

@@ -20,8 +20,9 @@ from pdserve.rpc.errors import TransferFailed
 
 SCRATCH_BYTES: Final = 64 << 20
 """Of one side: more than processors cache, little beside a KV cache."""
-_PAGE: Final = 4096
-_WORDS: Final = _PAGE // 8
+PAGE: Final = 4096
+"""Bytes; the pattern is one word over a page."""
+_WORDS: Final = PAGE // 8
 _STEP: Final = 0x9E3779B97F4A7C15
 _WRITE_BYTES: Final = 1 << 20
 _LOOKS: Final = 64
@@ -58,6 +59,16 @@ def landed(arena: Arena, dst: MappedRegion, runs: Runs, seed: int) -> bool:
         view.release()
 
 
+def looks(runs: Runs) -> list[tuple[int, int]]:
+    """Where to look whether a copy is right: pages of the source, and offsets in the destination that begin what they
+    hold."""
+    found = []
+    for index in range(0, len(runs), max(1, len(runs) // _LOOKS)):
+        src, to, length = int(runs.src[index]), int(runs.dst[index]), int(runs.length[index])
+        found += [((src + at) // PAGE, to + at) for at in (0, length - 8)]
+    return found
+
+
 def word(seed: int, page: int) -> int:
     """What each 8 bytes of a page hold; peer.proto has it."""
     return (seed + page * _STEP) % (1 << 64)
@@ -74,15 +85,10 @@ def _fill(fd: int, size: int, seed: int | None) -> None:
     zeros = bytes(_WRITE_BYTES)
     for at in range(0, size, _WRITE_BYTES):
         part = min(_WRITE_BYTES, size - at)
-        data = zeros if seed is None else pattern(seed, at // _PAGE, _WRITE_BYTES // _PAGE).tobytes()
+        data = zeros if seed is None else pattern(seed, at // PAGE, _WRITE_BYTES // PAGE).tobytes()
         os.pwrite(fd, data[:part], at)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
 def _same(words: NDArray[np.uint64], runs: Runs, seed: int) -> bool:
-    for index in range(0, len(runs), max(1, len(runs) // _LOOKS)):
-        src, to, length = int(runs.src[index]), int(runs.dst[index]), int(runs.length[index])
-        for at in (0, length - 8):
-            if int(words[(to + at) // 8]) != word(seed, (src + at) // _PAGE):
-                return False
-    return True
+    return all(int(words[at // 8]) == word(seed, page) for page, at in looks(runs))

@@ -4,30 +4,34 @@ stays held."""
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from pdserve.kvd.peers.lending import Borrowed
-from pdserve.kvd.probing.measuring import Measuring
+from pdserve.kvd.plan import Runs
+from pdserve.kvd.probing.accelerators import Accelerators
+from pdserve.kvd.probing.device_scratch import OpenScratch, device_scratch
+from pdserve.kvd.probing.gpus import read_gpus
+from pdserve.kvd.probing.listeners import guarded, read_listeners
+from pdserve.kvd.probing.measuring import Landed
 from pdserve.kvd.probing.scratch import SCRATCH_BYTES, landed, scratch
 from pdserve.kvd.probing.slot import Slot, whole
-from pdserve.kvd.probing.values import Device, Measured, Report, Way
+from pdserve.kvd.probing.timing import Timing
+from pdserve.kvd.probing.values import Device, Gpus, Listener, Measured, Report, Way
 from pdserve.kvd.probing.ways import left_out, way
 from pdserve.kvd.reaching import forget, reaching
 from pdserve.kvd.transport.arena import Arena
-from pdserve.kvd.transport.port import MappedRegion, RemoteRegion, Session, Transport
+from pdserve.kvd.transport.port import Capabilities, MappedRegion, RemoteRegion, Transport
 from pdserve.kvd.types import MemoryKind, RegionKey
 from pdserve.rpc.errors import DeadlinePassed, PdserveError, Unavailable
 
 log = structlog.get_logger(__name__)
 
-_EACH_S: Final = 5.0
-"""Longest time for the copies of one transport. That of opening it, which may start its library's process and takes
-seconds then, is bounded by the survey's."""
+_ELSEWHERE: Final = "device memory is measured within a node only"
 
 Borrow = Callable[[str, int], AbstractAsyncContextManager[Borrowed]]
 """So many bytes of the daemon at an address; see `peers.lending.borrowed`."""
@@ -47,6 +51,10 @@ class Surroundings:
     """Reads those of this node; may block."""
     now: Callable[[], float]
     """Monotonic seconds."""
+    gpus: Callable[[], Gpus] = read_gpus
+    """As `devices`."""
+    open_scratch: OpenScratch = device_scratch
+    """Memory of devices."""
 
 
 class Survey:
@@ -55,7 +63,6 @@ class Survey:
     def __init__(self, slot: Slot, around: Surroundings) -> None:
         self._slot = slot
         self._around = around
-        self._reaching = reaching(around.transports)
 
     async def measure(self, peers: Sequence[str], seconds: float) -> Report:
         """Measures within this node and from each peer, by address, for so many seconds at most.
@@ -64,7 +71,7 @@ class Survey:
             Overloaded: something is measured already, here or by another daemon that reads from here.
             Unavailable: the daemon stops.
         """
-        task = self._slot.take("measures", lambda: self._measure(peers, seconds))
+        task = self._slot.take("measures", lambda: _Measurement(self._around, seconds).all(peers))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -73,86 +80,107 @@ class Survey:
             task.cancel()  # who asked is gone; it ends in its own time, and the slot is taken until then
             raise
 
-    async def _measure(self, peers: Sequence[str], seconds: float) -> Report:
-        began = self._around.now()
-        deadline = began + seconds
-        devices = await asyncio.to_thread(self._around.devices)
-        ways = [*await self._within(deadline)]
-        for peer in peers:
-            ways += await self._between(peer, deadline)
-        log.info("measured", peers=list(peers), seconds=round(self._around.now() - began, 3))
-        return Report(tuple(ways), devices, SCRATCH_BYTES, self._around.now() - began)
 
-    async def _within(self, deadline: float) -> list[Way]:
-        found: dict[str, Measured] = {}
-        kinds, seed = self._in_use(), random.getrandbits(64)
+class _Measurement:
+    """One."""
+
+    def __init__(self, around: Surroundings, seconds: float) -> None:
+        self._around = around
+        self._began = around.now()
+        self._deadline = self._began + seconds
+        self._reaching = reaching(around.transports)
+        self._timing = Timing(around.now, self._look)
+        self._accelerators = Accelerators(around.transports, around.open_scratch, self._timing, SCRATCH_BYTES)
+        self._in_use = set(around.kinds())
+        self._left_out: Mapping[str, str] = {}
+        self._listeners: dict[Listener, None] = {}
+
+    async def all(self, peers: Sequence[str]) -> Report:
+        """Peers before this node's devices, which wait for a process to start."""
+        around = self._around
+        devices, gpus = await asyncio.to_thread(lambda: (around.devices(), around.gpus()))
+        names = [one.capabilities.name for one in around.transports]
+        self._left_out = left_out(names, gpus=bool(gpus.devices))
+        within, between = await self._host(), list[Way]()
+        for peer in peers:
+            between += await self._between(peer)
+        for kind in sorted(self._in_use | self._accelerators.kinds(), key=lambda kind: kind.value):
+            if kind is not MemoryKind.HOST:
+                needed = kind in self._in_use
+                within += await self._accelerators.ways(kind, self._left_out, self._deadline, needed=needed)
+        await self._look()
+        took = around.now() - self._began
+        log.info("measured", peers=list(peers), seconds=round(took, 3))
+        shown = (*devices, *gpus.devices)
+        return Report((*within, *between), shown, SCRATCH_BYTES, took, tuple(self._listeners), gpus.links)
+
+    async def _host(self) -> list[Way]:
+        """Within this node, where engines have host memory, or none has any yet."""
+        around, found, seed = self._around, dict[str, Measured](), random.getrandbits(64)
+        if MemoryKind.HOST not in self._kinds():
+            return []
         try:
-            if MemoryKind.HOST in kinds:
-                async with (
-                    scratch(self._around.arena, SCRATCH_BYTES, seed) as src,
-                    scratch(self._around.arena, SCRATCH_BYTES, None) as dst,
-                ):
-                    for transport in self._around.transports:
-                        can = transport.capabilities
-                        if can.same_node and MemoryKind.HOST in can.kinds:
-                            found[can.name] = await self._timed(transport.open(src, dst), dst, seed, deadline)
-                            await whole(forget(self._reaching, src))
+            async with (
+                scratch(around.arena, SCRATCH_BYTES, seed) as src,
+                scratch(around.arena, SCRATCH_BYTES, None) as dst,
+            ):
+                for transport in around.transports:
+                    can = transport.capabilities
+                    if can.same_node and MemoryKind.HOST in can.kinds:
+                        opening = transport.open(src, dst)
+                        right = self._right(dst, seed)
+                        found[can.name] = await self._timing.timed(opening, dst.size, right, self._deadline)
+                        await whole(forget(self._reaching, src))
         except PdserveError as error:
             return [Way("", MemoryKind.HOST, error=error.message, reason=error.reason)]
-        return [self._way(kind, found, None) for kind in kinds]
+        return [way("", MemoryKind.HOST, self._able, None, found, self._left_out)]
 
-    async def _between(self, peer: str, deadline: float) -> list[Way]:
-        found: dict[str, Measured] = {}
-        kinds = self._in_use()
+    async def _between(self, peer: str) -> list[Way]:
+        around, found = self._around, dict[str, Measured]()
         try:
             async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(max(0.0, deadline - self._around.now())):
-                    borrowed = await stack.enter_async_context(self._around.borrow(peer, SCRATCH_BYTES))
-                    dst = await stack.enter_async_context(scratch(self._around.arena, SCRATCH_BYTES, None))
+                async with asyncio.timeout(self._timing.left(self._deadline)):
+                    borrowed = await stack.enter_async_context(around.borrow(peer, SCRATCH_BYTES))
+                    dst = await stack.enter_async_context(scratch(around.arena, SCRATCH_BYTES, None))
                 offer = borrowed.offer
-                for name, card in offer.cards.items() if MemoryKind.HOST in kinds else ():
+                right = self._right(dst, offer.seed)
+                for name, card in offer.cards.items() if MemoryKind.HOST in self._kinds() else ():
                     if name in self._reaching:
                         src = RemoteRegion(RegionKey("scratch there", 0), MemoryKind.HOST, offer.nbytes, card)
                         opening = self._reaching[name].reach(src, dst)
-                        found[name] = await self._timed(opening, dst, offer.seed, deadline)
+                        found[name] = await self._timing.timed(opening, dst.size, right, self._deadline)
         except TimeoutError:
             return [Way(peer, MemoryKind.HOST, error="there was no time left", reason=DeadlinePassed.reason)]
         except PdserveError as error:
             return [Way(peer, MemoryKind.HOST, error=error.message, reason=error.reason)]
-        return [self._way(kind, found, borrowed, peer) for kind in kinds]
+        return [self._from(peer, kind, borrowed, found) for kind in self._kinds()]
 
-    async def _timed(
-        self, opening: Coroutine[Any, Any, Session], dst: MappedRegion, seed: int, deadline: float
-    ) -> Measured:
-        """Measures one session, and closes it."""
-        try:
-            async with asyncio.timeout(max(0.0, deadline - self._around.now())):
-                session = await opening
-        except TimeoutError:
-            return Measured(error="it was not open in time")
-        except PdserveError as error:
-            return Measured(error=error.message)
-        try:
-            return await Measuring(
-                session,
-                dst.size,
-                lambda runs: landed(self._around.arena, dst, runs, seed),
-                random.getrandbits(32),
-                self._around.now,
-                min(deadline, self._around.now() + _EACH_S),
-            ).measure()
-        finally:
-            await whole(session.close())  # its copies write to what is unmapped next
+    def _from(self, peer: str, kind: MemoryKind, borrowed: Borrowed, found: Mapping[str, Measured]) -> Way:
+        host = kind is MemoryKind.HOST
+        made = way(peer, kind, self._able, borrowed.offer, found if host else {}, self._left_out)
+        return replace(
+            made,
+            node=borrowed.peer.node,
+            epoch=borrowed.peer.epoch,
+            devices_there=tuple(borrowed.offer.devices),
+            not_measured="" if host or made.error else _ELSEWHERE,
+        )
 
-    def _in_use(self) -> list[MemoryKind]:
+    def _kinds(self) -> list[MemoryKind]:
         """The kinds of memory that engines have here; host memory where there is no engine yet."""
-        return sorted(self._around.kinds(), key=lambda kind: kind.value) or [MemoryKind.HOST]
+        return sorted(self._in_use, key=lambda kind: kind.value) or [MemoryKind.HOST]
 
-    def _way(self, kind: MemoryKind, found: Mapping[str, Measured], borrowed: Borrowed | None, peer: str = "") -> Way:
-        able = [t.capabilities for t in self._around.transports]
-        names = [one.name for one in able]
-        if borrowed is None:
-            return way(peer, kind, able, None, found, left_out(names))
-        there, offer = borrowed.peer, borrowed.offer
-        made = way(peer, kind, able, offer, found, left_out(names))
-        return replace(made, node=there.node, epoch=there.epoch, devices_there=tuple(offer.devices))
+    @property
+    def _able(self) -> list[Capabilities]:
+        return [one.capabilities for one in self._around.transports]
+
+    def _right(self, dst: MappedRegion, seed: int) -> Landed:
+        async def right(runs: Runs) -> bool:
+            return landed(self._around.arena, dst, runs, seed)
+
+        return right
+
+    async def _look(self) -> None:
+        """At what the processes listen that run now: some end with a session."""
+        for process in guarded(self._around.transports):
+            self._listeners.update(dict.fromkeys(await asyncio.to_thread(read_listeners, *process)))

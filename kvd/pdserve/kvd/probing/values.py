@@ -1,7 +1,8 @@
 """What a measurement finds, as values; kvd.proto has units."""
 
+import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pdserve.kvd.types import MemoryKind
@@ -9,13 +10,51 @@ from pdserve.kvd.types import MemoryKind
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A network device, or one port of an RDMA device."""
+    """A network device, one port of an RDMA device, or a GPU; "xgmi": one that XGMI links join to others."""
 
     name: str
-    kind: Literal["net", "rdma"]
+    """Of a GPU: its PCI bus id."""
+    kind: Literal["net", "rdma", "gpu", "xgmi"]
     bits_per_second: int = 0
-    """Nominal; 0: not known."""
+    """Nominal, of "xgmi" that of its slowest link; 0: not known."""
     up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The accelerators of a node, as its kernel shows them."""
+
+    devices: tuple[Device, ...] = ()
+    links: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """XGMI's: bytes a second, nominal, from one bus id to another."""
+
+
+class Exposure(enum.Enum):
+    """Who may reach a socket that listens, by the address that it is bound to."""
+
+    LOOPBACK = "loopback"
+    PRIVATE = "private"
+    WILDCARD = "wildcard"
+    """Every address of the host."""
+    PUBLIC = "public"
+    NONE = "none"
+    """Nothing listens."""
+    UNKNOWN = "unknown"
+    """It could not be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a process listens at."""
+
+    transport: str
+    pid: int
+    address: str = ""
+    """Empty: it does not listen, or was not looked at."""
+    port: int = 0
+    exposure: Exposure = Exposure.NONE
+    why: str = ""
+    """Why it could not be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +116,8 @@ class Candidate:
     used: bool
     why_not: str = ""
     measured: Measured = NOT_MEASURED
+    link: str = ""
+    """What it goes over where it does not say itself: "RDMA", "XGMI"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +135,10 @@ class Way:
     reason: str = ""
     """Of `pdserve.rpc.errors`, with `error`."""
     devices_there: tuple[Device, ...] = ()
+    devices: tuple[str, str] | None = None
+    """Of device memory: bus ids of the GPU that is read, and of the one that reads."""
+    not_measured: str = ""
+    """Why nothing of it was, where no transport is to blame."""
 
     @property
     def used(self) -> Candidate | None:
@@ -110,3 +155,6 @@ class Report:
     """Of this node."""
     scratch_bytes: int
     seconds: float
+    listeners: tuple[Listener, ...] = ()
+    links: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """See Gpus."""

@@ -1,51 +1,57 @@
 """What is to be said of a measurement: what a transport may be called, what its lanes could do, what is wrong. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pdserve.kvd.probing.values import Candidate, Device, Way
+from pdserve.kvd.probing.ways import XGMI
 from pdserve.kvd.transport.nixl_lanes import UNKNOWN
 
 _LANE: Final = re.compile(r"([a-z][a-z0-9_]*)/([\w.\-]+(?::\d+)?)")
 """Of UCX: "tcp/eth0", "rc_mlx5/mlx5_0:1/path0"."""
 _RDMA: Final = re.compile(r"(rc|dc|ud|gga|srd)(_|$)")
 """UCX's transports over RDMA devices."""
-_BETWEEN: Final = {"mori": ("rdma",)}
-"""What a transport goes over between nodes whatever its lanes say: mori has no other way there. Within a node it may be
-XGMI."""
 _SLOW: Final = 0.5
 """Share of a link's nominal rate below which that is said."""
 _FASTER: Final = 1.2
 """How much faster another transport is before that is said."""
 
 
-def names(one: Candidate, peer: str) -> tuple[str, ...]:
-    """What `--expect` may call it, from a peer or (empty) within the node: the transport, the families of its lanes
-    (rdma, tcp, cma, ...), UCX's own names."""
-    transport, lanes = one.transport, one.measured.lanes
-    carries = bool(peer) and (one.used or bool(one.measured.speeds))  # mori of GPUs within a node does not
-    found = [transport, *(_BETWEEN.get(transport, ()) if carries else ())]
-    for lane, _ in _lanes(lanes):
+def names(one: Candidate) -> tuple[str, ...]:
+    """What `--expect` may call it: the transport, what its lanes or its link are (rdma, xgmi, tcp, cma, ...), UCX's own
+    names."""
+    carries = one.used or bool(one.measured.speeds)
+    found = [one.transport, *([one.link.lower()] if one.link and carries else ())]
+    for lane, _ in _lanes(one.measured.lanes):
         found += ["rdma", lane] if _RDMA.match(lane) else [lane]
     return tuple(dict.fromkeys(found))
 
 
-def nominal(lanes: str, devices: Sequence[Device]) -> float:
-    """Nominal rate of the devices in these lanes, bytes a second; 0 where that of one is not known."""
+def nominal(
+    one: Candidate,
+    devices: Sequence[Device],
+    between: tuple[str, str] | None = None,
+    links: Mapping[tuple[str, str], int] | None = None,
+) -> float:
+    """Nominal rate of the devices in its lanes, or of the XGMI link between two GPUs, bytes a second; 0 where that of
+    one is not known."""
+    if one.link == XGMI:
+        return float(links.get(between, 0)) if links is not None and between is not None else 0.0
     rates = {device.name: device.bits_per_second for device in devices}
-    used = {name for _, name in _lanes(lanes) if name in rates}
+    used = {name for _, name in _lanes(one.measured.lanes) if name in rates}
     if not used or not all(rates[name] for name in used):
         return 0.0
     return sum(rates[name] for name in used) / 8
 
 
-def warnings(way: Way, here: Sequence[Device]) -> tuple[str, ...]:
-    """What an operator should look at, the worst first."""
+def warnings(way: Way, here: Sequence[Device], links: Mapping[tuple[str, str], int] | None = None) -> tuple[str, ...]:
+    """What an operator should look at, the worst first. `links`: see Gpus."""
     used = way.used
     if used is None:
         return ()
-    return (*_broken(used), *_fallback(way, used, here), *_slow(way, used, here))
+    could = nominal(used, here, way.devices, links)
+    return (*_broken(used), *_fallback(way, used, here), *_unlinked(way, used, here), *_slow(way, used, could))
 
 
 def _broken(used: Candidate) -> Iterator[str]:
@@ -56,7 +62,7 @@ def _broken(used: Candidate) -> Iterator[str]:
 def _fallback(way: Way, used: Candidate, here: Sequence[Device]) -> Iterator[str]:
     """RDMA is there, and something else carries the bytes."""
     lanes = used.measured.lanes
-    if not way.peer or not used.measured.speeds or "rdma" in names(used, way.peer):
+    if not way.peer or not used.measured.speeds or "rdma" in names(used):
         return
     ours, theirs = _rdma(here), _rdma(way.devices_there)
     if not ours:
@@ -74,10 +80,19 @@ def _fallback(way: Way, used: Candidate, here: Sequence[Device]) -> Iterator[str
     yield f"FALLBACK: {used.transport} goes over {over}, though this node has RDMA: {shown}, {why}"
 
 
-def _slow(way: Way, used: Candidate, here: Sequence[Device]) -> Iterator[str]:
+def _unlinked(way: Way, used: Candidate, here: Sequence[Device]) -> Iterator[str]:
+    """XGMI is asked for, and no link of it joins the two."""
+    kinds = {device.name: device.kind for device in here}
+    if used.link == XGMI and way.devices is not None and way.devices[0] != way.devices[1]:
+        for bus in way.devices:
+            if kinds.get(bus) == "gpu":
+                yield f"{used.transport} is to go over XGMI, and the kernel shows none at {bus}"
+
+
+def _slow(way: Way, used: Candidate, could: float) -> Iterator[str]:
     if used.measured.lanes == UNKNOWN:
         yield f"{used.transport} does not say what it goes over"
-    could, best = nominal(used.measured.lanes, here), used.measured.best
+    best = used.measured.best
     if could and best and best < _SLOW * could:
         share = f"{best / could:.0%} of the link's nominal {could / 1e9:.2f} GB/s"
         yield f"{used.transport} reaches {best / 1e9:.2f} GB/s, {share}"

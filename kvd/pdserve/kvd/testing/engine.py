@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from pdserve.kvd.client import AsyncAttachment, AttachConfig, End, Hello, Memory, Participant, Rank
+from pdserve.kvd.client.rank import Hosts
 from pdserve.kvd.notices import Chunk, LayerReady, StepBegin, StepEnd
 from pdserve.kvd.types import PROTOCOL, Identity, Layout, Locator, Span, Ticket
 from pdserve.runtime.signing import Kind, Signer
@@ -92,9 +93,10 @@ class FakeEngine:
         config: AttachConfig | None = None,
         on_end: Callable[[Participant, int, End], None] | None = None,
         give: Sequence[Memory] = (),
+        hosts: Sequence[Hosts] = (),
     ) -> None:
         """`on_end` is told of each participant's ends instead of `heard`, which many would fill. `give`: what the ranks
-        register instead of `memory`, as memory on a device."""
+        register instead of `memory`, as memory on a device; `hosts`: what takes kvd's orders for it."""
         self.kvd = kvd
         self.engine_id = str(uuid.uuid4())
         self.identity: Mapping[str, str] = dict(identity or {"model": "fake", "connector_protocol": str(PROTOCOL)})
@@ -108,6 +110,7 @@ class FakeEngine:
         self._config = config
         self._on_end = on_end
         self._give = give
+        self._hosts = hosts
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "FakeEngine":
@@ -116,7 +119,8 @@ class FakeEngine:
         try:
             self.scheduler = await self._attach(Participant.SCHEDULER)
             for index, memory in enumerate(self.memory):
-                rank = Rank(self.engine_id, index, self._give[index] if self._give else memory.given())
+                given = self._give[index] if self._give else memory.given()
+                rank = Rank(self.engine_id, index, given, self._hosts[index] if self._hosts else None)
                 self._stack.callback(rank.close)
                 self.rank.append(rank)
                 self.workers.append(await self._attach(Participant.WORKER, index, rank))

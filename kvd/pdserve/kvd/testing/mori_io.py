@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 import numpy as np
 
+from pdserve.kvd.testing.mori_devices import is_foreign
 from pdserve.kvd.testing.mori_nic import ControlPort, Device, QueuePair, Remote, Table, Work, call
 from pdserve.kvd.testing.mori_switches import Row
 from pdserve.kvd.testing.mori_values import (
@@ -103,7 +104,13 @@ class IOEngineSession:
 
             at += np.uint64(self._remote.address)
             to += np.uint64(self._local.data)
-            self._pair.post(Work(self._remote, to, at, length, uid, finish))
+
+            def forget() -> None:
+                held = pointer()
+                if held is not None:
+                    held.forgotten = True
+
+            self._pair.post(Work(self._remote, to, at, length, uid, finish, forget))
         return status
 
 
@@ -164,10 +171,18 @@ class IOEngine:
 
     def remove_backend(self, type: BackendType) -> None:
         """See mori."""
+        if type not in self._backends:
+            return
         self._backends.discard(type)
-        if type is BackendType.RDMA:
+        if type is BackendType.RDMA and self._desc.port != 1:
             self._control.close()
+            if not _S.on(Row.REMOVES):
+                return
             self._device.stop()
+            while self._pairs:
+                self._pairs.popitem()[1].destroy()
+            for region in self._memory:
+                self._table.set(region, False)
 
     def register_remote_engine(self, desc: EngineDesc) -> None:
         """See mori."""
@@ -272,7 +287,7 @@ class IOEngine:
 
 
 def _register(table: Table, memory: MemoryDesc) -> None:
-    takes = _S.machine.registers and (memory.loc == "CPU" or _S.machine.foreign)
+    takes = _S.machine.registers and (memory.loc == "CPU" or _S.machine.foreign or not is_foreign(memory.data))
     if not takes and _S.on(Row.ABORTS):
         os.abort()
     table.set(memory.id, True)

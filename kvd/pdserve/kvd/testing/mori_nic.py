@@ -88,6 +88,8 @@ class Work:
     length: Offsets
     uid: int
     finish: Finish
+    forget: Callable[[], None] = lambda: None
+    """Told that it never ends."""
     done: int = 0
 
 
@@ -113,6 +115,12 @@ class QueuePair:
         """Behind the others."""
         self.requests += len(work.length)
         self._work.append(work)
+
+    def destroy(self) -> None:
+        """It carries nothing any more."""
+        for work in self._work:
+            work.forget()
+        self._work.clear()
 
     def turn(self) -> None:
         """Carries a little, as the device's thread."""
@@ -165,11 +173,13 @@ class Device:
         self._pause = _SPIN_S if switches.on(Row.SPINS) else 0.005
         self._pairs = pairs
         self._running = True
-        threading.Thread(target=self._run, args=(weakref.ref(self),), daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(weakref.ref(self),), daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and waits for that."""
         self._running = False
+        self._thread.join()
 
     @staticmethod
     def _run(device: "weakref.ref[Device]") -> None:

@@ -42,6 +42,7 @@ class Row(enum.Enum):
     TOO_LONG = "a request of 4 GiB or more is refused"
     HOLDS_LOCK = "create_session holds the interpreter lock while it waits"
     BINDS_HOST = "the control port is bound to the address that it was given"
+    REMOVES = "remove_backend returns when its threads have ended and nothing is written; what was under way stays so"
     PEER_FAILURES = "pop_peer_failure tells the one that reads of a peer that it gave up"
 
 

@@ -103,9 +103,11 @@ class TransferStatus:
 
     def __init__(self) -> None:
         self._code, self._message = StatusCode.INIT, ""
+        self.forgotten = False
+        """Not in mori: no device writes to it any more."""
 
     def __del__(self) -> None:
-        if self._code is StatusCode.IN_PROGRESS and SWITCHES.on(Row.BARE_POINTER):
+        if not self.forgotten and self._code is StatusCode.IN_PROGRESS and SWITCHES.on(Row.BARE_POINTER):
             os.abort()
 
     def Code(self) -> StatusCode:

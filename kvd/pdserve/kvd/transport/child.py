@@ -241,6 +241,14 @@ class Child:
         """What it wrote, without what is no message to people."""
         return words
 
+    def _left(self, status: int, wrote: str) -> str:
+        """Why it is gone, where nobody has said so: its status, and what it wrote."""
+        return f"it ended by itself ({status}): {wrote or 'without a word'}"
+
+    def _kill(self) -> None:
+        """Ends it at once, also again."""
+        self._signal(signal.SIGKILL)
+
     def _before(self) -> None:
         """It is about to be given something."""
 
@@ -328,7 +336,7 @@ class Child:
         status = await self._process.wait()
         if not self.failure:
             wrote = self._plain(self._said())
-            self.failure = f"it ended by itself ({status}): {wrote[-400:] or 'without a word'}"
+            self.failure = self._left(status, wrote[-400:])
             log.error(f"{self._launch.library}_process_died", process=self.name, status=status, wrote=wrote[-2000:])
         if self._watch is not None:
             self._watch.cancel()
@@ -343,9 +351,6 @@ class Child:
                 waiting.set_exception(TransferFailed(self._told()))
                 waiting.exception()  # whoever waits hears of it; nobody has to
         self._copies.clear()
-
-    def _kill(self) -> None:
-        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pidfd >= 0:

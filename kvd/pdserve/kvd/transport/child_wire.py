@@ -3,7 +3,8 @@
     kvd ──▶ Call(Map | Unmap | the library's own), Copy, Cancel, Retire ──▶ process
         ◀── Answer,                    Moving, Ended, Retiring, Broken  ◀──
 
-Length-prefixed msgpack over a socket pair; a Map's file descriptor comes on a second one, before it.
+Length-prefixed msgpack over a socket pair; a Map's file descriptor comes on a second one, before it. Where the process
+is a rank of an engine, both sockets come to it with an Engage, over the socket of its orders (rank_host).
 """
 
 import struct
@@ -102,12 +103,26 @@ class Broken(msgspec.Struct, tag=True):
     error: str
 
 
+class Engage(msgspec.Struct, array_like=True, frozen=True):
+    """To a rank whose own process is to do what such a process does; with its two sockets."""
+
+    version: int
+    args: tuple[str, ...]
+    """As a process of its own is given them."""
+    settings: dict[str, str]
+    """What its environment must have."""
+
+
+ENGAGE_VERSION = 1
+"""Of what is said from then on."""
+
 ToWorker = Call | Copy | Cancel | Retire
 FromWorker = Answer | Moving | Ended | Retiring | Broken
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+decode_engage = msgspec.msgpack.Decoder(Engage).decode
 
 
 def framed(message: ToWorker | FromWorker) -> bytes:

@@ -21,6 +21,8 @@ NAP_S: Final = 50e-6
 SAY_EVERY_S: Final = 0.2
 """So often kvd hears of what is under way."""
 _RECEIVE_BYTES: Final = 1 << 20
+_SELECTABLE: Final = 1024
+"""Descriptors that `select` takes: a process that is an engine's may have more."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -38,7 +40,7 @@ class Channel:
 
     def hear(self, wait: float | None) -> Sequence[wire.ToWorker]:
         """What has come, after at most `wait` seconds, or (None) when something has."""
-        if not select.select([self._control], [], [], wait)[0]:
+        if not _readable(self._control.fileno(), wait):
             return ()
         data = self._control.recv(_RECEIVE_BYTES)
         self.open = bool(data)
@@ -57,6 +59,14 @@ class Channel:
     def give_file(self, fd: int) -> None:
         """Hands a descriptor to kvd."""
         socket.send_fds(self._files, [b"f"], [fd])
+
+
+def _readable(fd: int, wait: float | None) -> bool:
+    if fd < _SELECTABLE:
+        return bool(select.select([fd], [], [], wait)[0])
+    poll = select.poll()  # counts in milliseconds
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if wait is None else wait * 1000))
 
 
 def live(argv: Sequence[str], body: Callable[[Channel, Sequence[str]], None]) -> int:

@@ -16,7 +16,9 @@ PIECE_BYTES: Final = 1 << 20
 WINDOW: Final = 2
 """Chunks in flight: the next one waits while one is on the way."""
 _CHUNK_S: Final = 0.004
-"""What a chunk should take: a cancelled copy ends within the window. A request costs 0.1 ms, which over cma is seen."""
+"""What a chunk should take: a cancelled copy ends within the window."""
+_ALONE_S: Final = 0.016
+"""The same where a chunk is alone: nothing hides what each costs beside its bytes, over cma some 0.2 ms."""
 _LONGEST_BYTES: Final = 64 << 20
 
 
@@ -28,10 +30,15 @@ class Cutter:
         self._ends = np.cumsum(self._length)
         self._low = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether all was handed out."""
+        return self._low == len(self._length)
+
     def next(self, limit: int, pieces: int | None = None) -> tuple[Offsets, Offsets, Offsets] | None:
         """At most `limit` bytes, which is at least a piece, in at most so many pieces; None after the last."""
         low = self._low
-        if low == len(self._length):
+        if self.over:
             return None
         done = self._ends[low - 1] if low else np.uint64(0)
         high = int(np.searchsorted(self._ends, done + np.uint64(limit), side="right"))
@@ -40,15 +47,19 @@ class Cutter:
 
 
 class Pace:
-    """How long chunks are to be, by how fast copies are."""
+    """How long chunks are to be, by how fast copies are, and how many are to be in flight."""
 
     def __init__(self) -> None:
         self.chunk_bytes = 4 * PIECE_BYTES
+        self.window = WINDOW
 
-    def seen(self, moved: int, seconds: float) -> None:
-        """A copy has moved so many bytes since it began."""
+    def seen(self, moved: int, seconds: float, *, at_once: bool = False) -> None:
+        """A copy has moved so many bytes since it began. `at_once`: each of its chunks was over when it was begun, as
+        where whoever begins one copies it (cma); a second one in flight would begin no sooner."""
         if moved > PIECE_BYTES and seconds > 0:  # a shorter one measures the way there and back
-            self.chunk_bytes = min(max(int(moved / seconds * _CHUNK_S), PIECE_BYTES), _LONGEST_BYTES)
+            self.window = 1 if at_once else WINDOW
+            length = int(moved / seconds * (_ALONE_S if at_once else _CHUNK_S))
+            self.chunk_bytes = min(max(length, PIECE_BYTES), _LONGEST_BYTES)
 
 
 def _pieces(runs: Runs, limit: np.uint64) -> tuple[Offsets, Offsets, Offsets]:

@@ -36,12 +36,12 @@ class FarTransport(ABC, Generic[C, M, R]):
 
     async def card(self, region: MappedRegion) -> bytes:
         """See port.Reaching."""
-        process, known = await self._serving.registered(region)
+        process, known = await self._serves(region).registered(region)
         return self._card(process, known, region)
 
     async def forget(self, region: MappedRegion) -> None:
         """See port.Reaching."""
-        await self._serving.forget(region)
+        await self._serves(region).forget(region)
 
     async def open(self, src: MappedRegion, dst: MappedRegion) -> ChildSession:
         """See port.Transport: through this node's own serving process."""
@@ -75,9 +75,17 @@ class FarTransport(ABC, Generic[C, M, R]):
     def _card(self, process: C, known: M, region: MappedRegion) -> bytes:
         """What another node reads a region by."""
 
+    def _serves(self, region: MappedRegion) -> Serving[C, M]:
+        """Who serves a region: one process for all, unless the library says otherwise."""
+        return self._serving
+
     # ---------------------------------------------------------------------------------------
 
-    def _start(self, role: str) -> Coroutine[Any, Any, C]:
+    def _name(self, role: str) -> str:
+        """Of a process. Never the same one twice: a peer that sees a name again may take up what it had with who had it
+        before."""
         self._started += 1
-        # Never the same one twice: a peer that sees a name again may take up what it had with who had it before.
-        return self._launched(f"{role}-{os.getpid()}-{self._started}-{os.urandom(4).hex()}", role)
+        return f"{role}-{os.getpid()}-{self._started}-{os.urandom(4).hex()}"
+
+    def _start(self, role: str) -> Coroutine[Any, Any, C]:
+        return self._launched(self._name(role), role)

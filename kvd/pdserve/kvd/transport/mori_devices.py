@@ -31,6 +31,14 @@ class Opens(Protocol):
         """Lets go of them."""
         ...
 
+    def make(self, bus_id: str, size: int) -> tuple[int, int]:
+        """The device's number, and the address of memory of one's own on it.
+
+        Raises:
+            TransferFailed: there is none.
+        """
+        ...
+
 
 def open_devices() -> Opens:
     """The devices that this process sees."""
@@ -78,6 +86,16 @@ class HipDevices:
                     self._loaded().close_memory(opened[0])
                 except DeviceFailed as error:  # of a process that has died, say: there is nothing else to do about it
                     sys.stderr.write(f"device memory was not closed: {error}\n")
+
+    def make(self, bus_id: str, size: int) -> tuple[int, int]:
+        """See Opens."""
+        try:
+            runtime = self._loaded()
+            device = runtime.index_of(bus_id)
+            runtime.use(device)
+            return device, runtime.allocate(size)
+        except DeviceFailed as error:
+            raise TransferFailed(f"device {bus_id}: {error}") from error
 
     def _loaded(self) -> Runtime:
         if self._runtime is None:

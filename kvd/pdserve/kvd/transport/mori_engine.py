@@ -1,8 +1,8 @@
 """MORI-IO's API behind types: one engine, its memory, its sessions, its reads. The only importer of mori.
 
-Runs in a process of its own (mori_worker): the library ends its process where it finds no way on (`exit`, `abort`),
-hangs in its constructor on some machines, and blocks under the interpreter lock. What its words mean was found by
-trying 1.2.4 and reading it; docs/decisions/0015-mori.md has the list. What this file is built around:
+Runs in a process of its own (mori_worker) wherever that can be: the library ends its process where it finds no way on
+(`exit`, `abort`), hangs in its constructor on some machines, and blocks under the interpreter lock. What its words mean
+was found by trying 1.2.4 and reading it; docs/decisions/0015-mori.md has the list. What this file is built around:
 
 - The library keeps a bare pointer to a `TransferStatus`: whoever drops one too early has memory written that is no
   longer its. So `Engine` holds each until it is terminal, and one that failed for longer: its work may not be over.
@@ -52,15 +52,17 @@ class Engine:
             self._io: Any = importlib.import_module(library)
         except (ImportError, OSError) as error:  # without ROCm's libraries it is the loader that fails
             raise TransferFailed(f"mori cannot be loaded: {error}") from error
+        self._backend = getattr(self._io.BackendType, backend)
         self._held: set[Read] = set()
         self._failed: collections.deque[Any] = collections.deque(maxlen=_FAILED_KEPT)
         try:
             self._engine = self._io.IOEngine(name, self._io.IOEngineConfig(host=host, port=0))
-            self._engine.create_backend(getattr(self._io.BackendType, backend), self._settings(backend))
+            self._engine.create_backend(self._backend, self._settings(backend))
             self._desc = self._engine.get_engine_desc()  # before there is a backend it has no port
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             raise TransferFailed(f"mori has no {backend} backend here: {error}") from error
         if backend == "RDMA" and self._desc.port in (0, _FALLBACK_PORT):
+            self.close()
             raise TransferFailed(f"mori has no RDMA device in use: its engine's port is {self._desc.port}")
 
     @property
@@ -143,6 +145,21 @@ class Engine:
         if status.Failed():
             read.done()
         return read
+
+    def close(self) -> None:
+        """Takes the backend down, where this process is to go on without. With RDMA nothing of it reads or writes after
+        this: mori ends its threads, destroys its queue pairs and takes its registrations back, in this order, before it
+        returns. Blocks, under the interpreter lock. Safe twice.
+
+        Raises:
+            TransferFailed: the library would not.
+        """
+        try:
+            self._engine.remove_backend(self._backend)
+        except RuntimeError as error:
+            raise TransferFailed(f"mori cannot take its backend down: {error}") from error
+        self._held.clear()  # nobody writes to a status any more
+        self._failed.clear()
 
     def lost_peers(self) -> Sequence[tuple[str, str]]:
         """Engines that it has given up since the last time: key and reason."""

@@ -14,14 +14,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, Self
 
 import structlog
 
 from pdserve.kvd.config import MoriConfig
 from pdserve.kvd.transport import child_wire as wire
 from pdserve.kvd.transport.child import Child, Launch
-from pdserve.kvd.transport.mori_wire import DRAIN_S, Leave, MapDevice, Reach, Registered, decode_parts
+from pdserve.kvd.transport.mori_wire import DRAIN_S, IGNORED, Leave, MapDevice, MapOwn, Reach, Registered, decode_parts
 from pdserve.kvd.transport.start import Start, interpreter
 from pdserve.kvd.types import DeviceMemory
 
@@ -35,17 +35,6 @@ _STOPPED_S: Final = 1.0
 _LOOK_S: Final = 0.002
 _OPEN: Final = frozenset({"01", "03", "08"})
 """ESTABLISHED, SYN_RECV, CLOSE_WAIT, in the kernel's list of connections."""
-_IGNORED: Final = (
-    "MORI_IO_ENABLE_NOTIFICATION",
-    "MORI_DISABLE_AUTO_XGMI",
-    "MORI_IO_ENABLE_CHUNKING",
-    "MORI_IO_NUM_NICS_PER_TRANSFER",
-    "MORI_IO_POST_BATCH_SIZE",
-    "MORI_IO_QP_PER_TRANSFER",
-)
-"""Would go before what kvd needs, silently: notifications fail under load; with the second one at "0" an engine without
-an RDMA device carries on, for GPUs of one node only. The others post a batch in several parts, and where one fails it
-is not told whether others are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +51,9 @@ class Library:
 class MoriProcess(Child):
     """See the module. Made by `start`."""
 
+    sleeps: ClassVar[bool] = True
+    """Whether it may be stopped."""
+
     card = b""
     """How other engines call its engine."""
     port = 0
@@ -74,7 +66,7 @@ class MoriProcess(Child):
     _timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls, name: str, config: MoriConfig, library: Library, around: Mapping[str, str]) -> "MoriProcess":
+    async def start(cls, name: str, config: MoriConfig, library: Library, around: Mapping[str, str]) -> Self:
         """A process that is ready. Cancelled, it leaves nothing. `around`: the environment.
 
         Raises:
@@ -92,7 +84,7 @@ class MoriProcess(Child):
                 start=library.start,
             )
         )
-        if not config.spin:
+        if cls.sleeps and not config.spin:
             made._idle = config.idle
             made._after()
         return made
@@ -112,6 +104,14 @@ class MoriProcess(Child):
             TransferFailed: it cannot.
         """
         return decode_parts((await self.call(MapDevice(region, memory.bus_id, memory.pieces))).data)
+
+    async def register_own(self, region: str, bus_id: str, size: int) -> Parts:
+        """Has it allocate and register memory of a device.
+
+        Raises:
+            TransferFailed: it cannot.
+        """
+        return decode_parts((await self.call(MapOwn(region, bus_id, size))).data)
 
     async def reach(self, peer: str, region: str, engine: bytes, memory: Parts) -> None:
         """Opens a way from a peer's memory to a region that is mapped; copies name it by `peer`.
@@ -223,7 +223,7 @@ def callers(pid: int, port: int) -> int:
 def environment(config: MoriConfig, around: Mapping[str, str]) -> dict[str, str]:
     """The process's environment: mori's variables go before its configuration, so those that must not are left out."""
     made = dict(around)
-    for name in _IGNORED:
+    for name in IGNORED:
         if made.pop(name, None) is not None:
             log.warning("mori_variable_ignored", variable=name)
     made["MORI_IO_CP_TIMEOUT_MS"] = str(int(config.connect * 1000))

@@ -10,6 +10,17 @@ from pdserve.rpc.errors import TransferFailed
 
 DRAIN_S: Final = 1.0
 """What reads from peers that answer have to come to an end, before the process ends for another one's."""
+IGNORED: Final = (
+    "MORI_IO_ENABLE_NOTIFICATION",
+    "MORI_DISABLE_AUTO_XGMI",
+    "MORI_IO_ENABLE_CHUNKING",
+    "MORI_IO_NUM_NICS_PER_TRANSFER",
+    "MORI_IO_POST_BATCH_SIZE",
+    "MORI_IO_QP_PER_TRANSFER",
+)
+"""Would go before what kvd needs, silently: notifications fail under load; with the second one at "0" an engine without
+an RDMA device carries on, for GPUs of one node only. The others post a batch in several parts, and where one fails it
+is not told whether others are under way."""
 _CARD: Final = "pdserve.mori.1"
 
 
@@ -27,6 +38,14 @@ class MapDevice(msgspec.Struct, tag=True):
     region: str
     bus_id: str
     pieces: tuple[types.Piece, ...]
+
+
+class MapOwn(msgspec.Struct, tag=True):
+    """Allocates memory of a device and registers it, to see whether the device takes any. Answered as a Map is."""
+
+    region: str
+    bus_id: str
+    size: int
 
 
 class Reach(msgspec.Struct, tag=True):
@@ -47,7 +66,7 @@ class Leave(msgspec.Struct, tag=True):
     region: str
 
 
-Asked = wire.Map | MapDevice | wire.Unmap | Reach | Leave
+Asked = wire.Map | MapDevice | MapOwn | wire.Unmap | Reach | Leave
 
 decode_asked = msgspec.msgpack.Decoder(Asked).decode
 encode_parts = msgspec.msgpack.Encoder().encode

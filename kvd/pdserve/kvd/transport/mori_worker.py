@@ -4,17 +4,22 @@ It owns one engine and its own mappings of the regions that it was given, and ei
 for which it has nothing to do. Whatever the library does to its process, it does to this one. A read that failed is
 certainly over only with it: so kvd then gives it nothing more, what it has from other peers may come to its end for a
 moment, and it ends. One thread; it sleeps unless something is in flight. (The library's own does not: mori_process.)
+What is in `serve` also runs in a thread of a rank's process (client.mori_host), which ends the engine alone.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import socket
+import stat
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +36,7 @@ from pdserve.kvd.transport.mori_wire import (
     Asked,
     Leave,
     MapDevice,
+    MapOwn,
     Reach,
     Registered,
     decode_asked,
@@ -38,6 +44,9 @@ from pdserve.kvd.transport.mori_wire import (
 )
 from pdserve.kvd.types import Piece
 from pdserve.rpc.errors import TransferFailed
+
+_LISTENING: Final = "0A"
+"""In the kernel's list of connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +77,34 @@ class Ending:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class Nap:
+    """How it waits while something is in flight."""
+
+    spins: int = SPINS
+    """Looks without news before it sleeps between them."""
+    seconds: float = NAP_S
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What it is to be."""
+
+    name: str
+    backend: str
+    host: str
+    stall: float
+
+
 class Worker:
     """See the module."""
 
-    def __init__(self, engine: Engine, devices: Opens, kvd: Channel, stall: float) -> None:
+    def __init__(self, engine: Engine, devices: Opens, kvd: Channel, stall: float, nap: Nap) -> None:
         self._engine = engine
         self._devices = devices
         self._kvd = kvd
         self._stall = stall
-        self._arena = Arena(readable=True)
+        self._nap = nap
         self._regions: dict[str, Region] = {}
         self._sessions: dict[tuple[str, str], Session] = {}
         self._peers: dict[str, Peer] = {}
@@ -91,7 +119,7 @@ class Worker:
         idle = 0
         while self._kvd.open:
             busy = [peer for peer in self._peers.values() if peer.busy]
-            self._hear(NAP_S if idle > SPINS else 0.0 if busy else None)
+            self._hear(self._nap.seconds if idle > self._nap.spins else 0.0 if busy else None)
             news = False
             for peer in busy:
                 if not peer.failed:
@@ -138,7 +166,7 @@ class Worker:
 
     def _hear(self, wait: float | None) -> None:
         if self._ending is not None:
-            wait = NAP_S
+            wait = self._nap.seconds
         for message in self._kvd.hear(wait):
             match message:
                 case wire.Call(call_id, what):
@@ -190,6 +218,9 @@ class Worker:
                 case MapDevice(name, bus_id, pieces):
                     region = self._regions[name] = self._map_device(bus_id, pieces)
                     return wire.Answer(call_id, encode_parts(region.parts))
+                case MapOwn(name, bus_id, size):
+                    region = self._regions[name] = self._map_own(bus_id, size)
+                    return wire.Answer(call_id, encode_parts(region.parts))
                 case wire.Unmap(name):
                     gone = self._regions.pop(name, None)
                     if gone is not None:
@@ -206,6 +237,11 @@ class Worker:
         except (TransferFailed, OSError, ValueError) as error:
             return wire.Answer(call_id, error=str(error) or type(error).__name__)
         return wire.Answer(call_id)
+
+    @functools.cached_property
+    def _arena(self) -> Arena:
+        """Where files are mapped; not made in a rank, which has none."""
+        return Arena(readable=True)
 
     def _region_of(self, name: str) -> Region:
         region = self._regions.get(name)
@@ -225,6 +261,10 @@ class Worker:
         device, addresses = self._devices.open(bus_id, pieces)
         sizes = [piece.size for piece in pieces]
         return self._region(list(zip(addresses, sizes, strict=True)), device, lambda: self._devices.close(pieces))
+
+    def _map_own(self, bus_id: str, size: int) -> Region:
+        device, address = self._devices.make(bus_id, size)
+        return self._region([(address, size)], device, lambda: None)  # it ends with the process, which is soon
 
     def _region(self, places: Sequence[tuple[int, int]], device: int, unmap: Callable[[], None]) -> Region:
         memory: list[Any] = []
@@ -251,33 +291,46 @@ def control_socket(port: int, host: str) -> int:
     Raises:
         TransferFailed: there is none, or it can be reached at another address than the one that it was told.
     """
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found = socket.socket(fileno=int(name))
-        except OSError:
-            continue  # no socket, or the listing's own
-        try:
-            if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or found.family != socket.AF_INET:
-                continue
-            bound = found.getsockname()
-            if bound[1] == port and bound[0] != host:
-                raise TransferFailed(f"mori's control port is bound to {bound[0]}, not to {host}")
-            if bound[1] == port:
-                return int(name)
-        finally:
-            found.detach()
+    ours = dict(_sockets())
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+        address, _, bound = local.partition(":")
+        if state != _LISTENING or int(bound, 16) != port or int(inode) not in ours:
+            continue
+        at = socket.inet_ntoa(struct.pack("=I", int(address, 16)))
+        if at != host:
+            raise TransferFailed(f"mori's control port is bound to {at}, not to {host}")
+        return ours[int(inode)]
     raise TransferFailed(f"mori does not listen at {host}:{port}, as it says")
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """The inode and the descriptor of each of this process's."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            found = os.fstat(int(name))
+            if stat.S_ISSOCK(found.st_mode):
+                yield found.st_ino, int(name)
+
+
+def serve(kvd: Channel, engine: Engine, devices: Opens, order: Order, nap: Nap = Nap()) -> None:
+    """Tells kvd of the engine, and serves until kvd is gone.
+
+    Raises:
+        TransferFailed: a read failed, and the engine must end.
+    """
+    if order.backend == "RDMA":
+        kvd.give_file(control_socket(engine.port, order.host))
+    kvd.say(wire.Answer(0, engine.card, engine.port))
+    Worker(engine, devices, kvd, order.stall, nap).run()
 
 
 def work(kvd: Channel, args: Sequence[str]) -> None:
     """`NAME LIBRARY DEVICES BACKEND HOST STALL`; the second and third are modules."""
     name, library, devices, backend, host, stall = args
     engine = Engine(library, name, backend, host)
-    if backend == "RDMA":
-        kvd.give_file(control_socket(engine.port, host))
     opens: Opens = importlib.import_module(devices).open_devices()
-    kvd.say(wire.Answer(0, engine.card, engine.port))
-    Worker(engine, opens, kvd, float(stall)).run()
+    serve(kvd, engine, opens, Order(name, backend, host, float(stall)))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _BUILDS: Final = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 def check_installed() -> None:
     """Raises ConfigError where nixl is not installed."""
     if not any(importlib.util.find_spec(build) for build in _BUILDS):
-        raise ConfigError("the transport nixl is not installed: pip install 'pdserve[nixl]'")
+        raise ConfigError("the transport nixl is not installed: it comes with the extra `nixl`")
 
 
 class NixlTransport(FarTransport[NixlProcess, Mapped, NixlReader]):

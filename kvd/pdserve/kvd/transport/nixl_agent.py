@@ -108,11 +108,12 @@ class Agent:
         Raises:
             TransferFailed: it was not begun.
         """
+        nbytes = int(length.sum())  # before the bytes push what counts them out of the processor's caches
         try:
             handle = self._agent.createXferReq(
                 _nixl.NIXL_READ, _described(dst, length), _described(src, length), peer, "", self._backends
             )
-            return Read(self._agent, handle, int(length.sum()), self._agent.postXferReq(handle))
+            return Read(self._agent, handle, nbytes, self._agent.postXferReq(handle))
         except _ERRORS as error:
             raise TransferFailed(f"nixl cannot read: {error}") from error
 
@@ -120,12 +121,14 @@ class Agent:
 class Read:
     """One read that was begun."""
 
-    __slots__ = ("_agent", "_handle", "_state", "nbytes")
+    __slots__ = ("_agent", "_handle", "_state", "at_once", "nbytes")
 
     def __init__(self, agent: Any, handle: int, nbytes: int, state: Any) -> None:
         self._agent = agent
         self._handle = handle
         self._state = state
+        self.at_once = state != _nixl.NIXL_IN_PROG
+        """Whether it was over when it was begun: UCX's cma lane copies then and there."""
         self.nbytes = nbytes
 
     def done(self) -> bool:

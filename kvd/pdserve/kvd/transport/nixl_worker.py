@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from pdserve.kvd.plan import Runs
 from pdserve.kvd.transport import child_wire as wire
 from pdserve.kvd.transport.arena import Arena
 from pdserve.kvd.transport.child_worker import NAP_S, SAY_EVERY_S, SPINS, Channel, live
-from pdserve.kvd.transport.chunks import WINDOW, Cutter, Pace
-from pdserve.kvd.transport.nixl_agent import Agent, Read
+from pdserve.kvd.transport.chunks import Pace
+from pdserve.kvd.transport.nixl_agent import Agent
+from pdserve.kvd.transport.nixl_jobs import Job
 from pdserve.kvd.transport.nixl_wire import Asked, Load, decode_asked
 from pdserve.rpc.errors import TransferFailed
 
@@ -32,43 +30,6 @@ class Region:
     offset: int
     address: int
     registered: Any
-
-
-class Job:
-    """A copy under way: its chunks, and the reads in flight."""
-
-    def __init__(self, asked: wire.Copy, region: Region) -> None:
-        self.copy_id = asked.copy_id
-        self.peer = asked.peer
-        self.cancelled = False
-        self.moved = 0
-        self.began = time.monotonic_ns()
-        self.reads: collections.deque[Read] = collections.deque()
-        src, dst, length = (np.frombuffer(column, np.uint64) for column in (asked.src, asked.dst, asked.length))
-        runs = Runs(src + np.uint64(asked.base), dst + np.uint64(region.address), length)
-        self.total = runs.total
-        self._left: Cutter | None = Cutter(runs)
-
-    def post(self, agent: Agent, chunk_bytes: int) -> None:
-        """Fills the window. Raises TransferFailed."""
-        while self._left is not None and not self.cancelled and len(self.reads) < WINDOW:
-            chunk = self._left.next(chunk_bytes)
-            if chunk is None:
-                self._left = None
-            else:
-                self.reads.append(agent.read(self.peer, *chunk))
-
-    def look(self) -> bool:
-        """Whether a read was done. Raises TransferFailed."""
-        before = len(self.reads)
-        while self.reads and self.reads[0].done():
-            self.moved += self.reads.popleft().nbytes
-        return len(self.reads) < before
-
-    @property
-    def over(self) -> bool:
-        """Nothing is in flight, and nothing will be."""
-        return not self.reads and (self.cancelled or self._left is None)
 
 
 class Worker:
@@ -93,17 +54,14 @@ class Worker:
                 idle = 0 if self._step(self._jobs[0]) else idle + 1
 
     def _step(self, job: Job) -> bool:
-        job.post(self._agent, self._pace.chunk_bytes)
-        news = job.look()
-        if news:
-            self._pace.seen(job.moved, (time.monotonic_ns() - job.began) / 1e9)
+        news = job.step(self._agent, self._pace, time.monotonic)
         if job.over:
             self._jobs.popleft()
-            took = time.monotonic_ns() - job.began
-            self._kvd.say(wire.Ended(job.copy_id, job.moved, took, job.moved < job.total))
+            now = time.monotonic()
+            self._kvd.say(wire.Ended(job.copy_id, job.moved, int((now - job.began) * 1e9), job.moved < job.total))
             if self._jobs:
-                self._jobs[0].began = time.monotonic_ns()
-        elif news and time.monotonic() - self._kvd.said > SAY_EVERY_S:
+                self._jobs[0].began = now
+        elif news and time.monotonic() - max(self._kvd.said, job.began) > SAY_EVERY_S:
             self._kvd.say(wire.Moving(job.copy_id))
         return news
 
@@ -113,7 +71,7 @@ class Worker:
                 case wire.Call(call_id, what):
                     self._kvd.say(self._answer(call_id, decode_asked(what)))
                 case wire.Copy() as asked:
-                    self._jobs.append(Job(asked, self._regions[asked.region]))
+                    self._jobs.append(Job(asked, self._regions[asked.region].address, time.monotonic()))
                 case wire.Cancel(copy_id):
                     self._cancel(copy_id)
                 case wire.Retire(reason):

@@ -411,6 +411,8 @@ Global___AttachResponse: typing_extensions.TypeAlias = AttachResponse
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
+    """Said again over the same stream when what it says has changed."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     KVD_EPOCH_FIELD_NUMBER: builtins.int
@@ -420,6 +422,7 @@ class Welcome(google.protobuf.message.Message):
     FENCE_MS_FIELD_NUMBER: builtins.int
     RENEW_MS_FIELD_NUMBER: builtins.int
     PEER_ADDRESS_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     kvd_epoch: builtins.str
     """UUID, fresh at every start of kvd."""
     notice_endpoint: builtins.str
@@ -434,6 +437,8 @@ class Welcome(google.protobuf.message.Message):
     """How often to renew, milliseconds."""
     peer_address: builtins.str
     """HOST:PORT at which daemons of other nodes reach this one, for locators; empty where it has no peers."""
+    draining: builtins.bool
+    """It finishes the transfers that are open and takes no new ones."""
     def __init__(
         self,
         *,
@@ -444,8 +449,9 @@ class Welcome(google.protobuf.message.Message):
         fence_ms: builtins.int = ...,
         renew_ms: builtins.int = ...,
         peer_address: builtins.str = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["fence_ms", b"fence_ms", "kvd_epoch", b"kvd_epoch", "lease_ms", b"lease_ms", "memory_socket", b"memory_socket", "notice_endpoint", b"notice_endpoint", "peer_address", b"peer_address", "renew_ms", b"renew_ms"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["draining", b"draining", "fence_ms", b"fence_ms", "kvd_epoch", b"kvd_epoch", "lease_ms", b"lease_ms", "memory_socket", b"memory_socket", "notice_endpoint", b"notice_endpoint", "peer_address", b"peer_address", "renew_ms", b"renew_ms"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Welcome: typing_extensions.TypeAlias = Welcome
@@ -541,6 +547,7 @@ class Region(google.protobuf.message.Message):
     LEASED_FIELD_NUMBER: builtins.int
     IN_FLIGHT_FIELD_NUMBER: builtins.int
     QUARANTINED_FIELD_NUMBER: builtins.int
+    REGISTERED_BY_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     rank: builtins.int
     kind: builtins.str
@@ -552,6 +559,10 @@ class Region(google.protobuf.message.Message):
     leased: builtins.int
     in_flight: builtins.int
     quarantined: builtins.int
+    registered_by: builtins.str
+    """Of device memory that mori reads and serves: who has the library, "kvd's processes" or "the rank's process". Empty
+    else.
+    """
     def __init__(
         self,
         *,
@@ -564,8 +575,9 @@ class Region(google.protobuf.message.Message):
         leased: builtins.int = ...,
         in_flight: builtins.int = ...,
         quarantined: builtins.int = ...,
+        registered_by: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "engine_id", b"engine_id", "free", b"free", "in_flight", b"in_flight", "kind", b"kind", "leased", b"leased", "num_blocks", b"num_blocks", "quarantined", b"quarantined", "rank", b"rank"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["bytes", b"bytes", "engine_id", b"engine_id", "free", b"free", "in_flight", b"in_flight", "kind", b"kind", "leased", b"leased", "num_blocks", b"num_blocks", "quarantined", b"quarantined", "rank", b"rank", "registered_by", b"registered_by"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region
@@ -1180,6 +1192,7 @@ class Candidate(google.protobuf.message.Message):
     LATENCY_SECONDS_FIELD_NUMBER: builtins.int
     SPEEDS_FIELD_NUMBER: builtins.int
     NOMINAL_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    LINK_FIELD_NUMBER: builtins.int
     transport: builtins.str
     used: builtins.bool
     """It is the one that hand-overs take."""
@@ -1192,7 +1205,9 @@ class Candidate(google.protobuf.message.Message):
     latency_seconds: builtins.float
     """Of one block of 4096 bytes, median seconds; 0 where it was not measured."""
     nominal_bytes_per_second: builtins.float
-    """Nominal rate of the devices in its lanes, bytes a second; 0 where that is not known."""
+    """Nominal rate of the devices in its lanes, or of its link, bytes a second; 0 where that is not known."""
+    link: builtins.str
+    """What it goes over where it has no choice and does not say so itself: "RDMA" or "XGMI", by its configuration."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What `--expect` may call it: its name, and those of its lanes ("nixl", "tcp")."""
@@ -1211,8 +1226,9 @@ class Candidate(google.protobuf.message.Message):
         latency_seconds: builtins.float = ...,
         speeds: collections.abc.Iterable[Global___Speed] | None = ...,
         nominal_bytes_per_second: builtins.float = ...,
+        link: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["error", b"error", "lanes", b"lanes", "latency_seconds", b"latency_seconds", "names", b"names", "nominal_bytes_per_second", b"nominal_bytes_per_second", "speeds", b"speeds", "transport", b"transport", "used", b"used", "why_not", b"why_not"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["error", b"error", "lanes", b"lanes", "latency_seconds", b"latency_seconds", "link", b"link", "names", b"names", "nominal_bytes_per_second", b"nominal_bytes_per_second", "speeds", b"speeds", "transport", b"transport", "used", b"used", "why_not", b"why_not"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Candidate: typing_extensions.TypeAlias = Candidate
@@ -1233,17 +1249,25 @@ class Way(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
+    FROM_DEVICE_FIELD_NUMBER: builtins.int
+    TO_DEVICE_FIELD_NUMBER: builtins.int
+    NOT_MEASURED_FIELD_NUMBER: builtins.int
     peer: builtins.str
     """HOST:PORT of the other node's daemon; empty: within this node."""
     node: builtins.str
     """Name of its node, and UUID of its daemon's present life; empty where it was not reached."""
     kvd_epoch: builtins.str
     kind: builtins.str
-    """"host", "cuda" or "rocm". Only host memory is measured."""
+    """"host", "cuda" or "rocm". Of a peer's memory only host memory is measured."""
     error: builtins.str
     """Why there is no way; empty where there is one."""
     reason: builtins.str
     """A reason of pdserve.rpc.errors, with `error`."""
+    from_device: builtins.str
+    """Of device memory: PCI bus ids of the GPU that is read and of the one that reads; empty where not measured."""
+    to_device: builtins.str
+    not_measured: builtins.str
+    """Why none of it was measured, where that is no fault of a transport: no GPU, too little memory free. Empty else."""
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Candidate]:
         """In order of preference."""
@@ -1263,15 +1287,18 @@ class Way(google.protobuf.message.Message):
         error: builtins.str = ...,
         reason: builtins.str = ...,
         warnings: collections.abc.Iterable[builtins.str] | None = ...,
+        from_device: builtins.str = ...,
+        to_device: builtins.str = ...,
+        not_measured: builtins.str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["candidates", b"candidates", "error", b"error", "kind", b"kind", "kvd_epoch", b"kvd_epoch", "node", b"node", "peer", b"peer", "reason", b"reason", "warnings", b"warnings"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["candidates", b"candidates", "error", b"error", "from_device", b"from_device", "kind", b"kind", "kvd_epoch", b"kvd_epoch", "node", b"node", "not_measured", b"not_measured", "peer", b"peer", "reason", b"reason", "to_device", b"to_device", "warnings", b"warnings"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___Way: typing_extensions.TypeAlias = Way
 
 @typing.final
 class Device(google.protobuf.message.Message):
-    """One network or RDMA device (of the latter, one port)."""
+    """One network or RDMA device (of the latter, one port), or one GPU."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1280,11 +1307,11 @@ class Device(google.protobuf.message.Message):
     BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     UP_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """"eth0", "mlx5_0:1"."""
+    """"eth0", "mlx5_0:1", "0000:1b:00.0"."""
     kind: builtins.str
-    """"net" or "rdma"."""
+    """"net", "rdma", "gpu", or "xgmi": a GPU that XGMI links join to others."""
     bits_per_second: builtins.int
-    """Nominal rate; 0 where it is not known."""
+    """Nominal rate, of "xgmi" that of its slowest link; 0 where it is not known."""
     up: builtins.bool
     def __init__(
         self,
@@ -1300,6 +1327,42 @@ class Device(google.protobuf.message.Message):
 Global___Device: typing_extensions.TypeAlias = Device
 
 @typing.final
+class Listener(google.protobuf.message.Message):
+    """A socket at which a process of a transport listens whose port must not be reached by strangers: mori's control port."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    EXPOSURE_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    transport: builtins.str
+    pid: builtins.int
+    address: builtins.str
+    """What it is bound to, as the kernel has it; empty and 0 where the process does not listen, or was not looked at."""
+    port: builtins.int
+    exposure: builtins.str
+    """"loopback", "private", "wildcard", "public", "none" (the process does not listen), or "unknown"."""
+    error: builtins.str
+    """What is wrong with that, in words; empty where nothing is."""
+    def __init__(
+        self,
+        *,
+        transport: builtins.str = ...,
+        pid: builtins.int = ...,
+        address: builtins.str = ...,
+        port: builtins.int = ...,
+        exposure: builtins.str = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["address", b"address", "error", b"error", "exposure", b"exposure", "pid", b"pid", "port", b"port", "transport", b"transport"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+Global___Listener: typing_extensions.TypeAlias = Listener
+
+@typing.final
 class MeasureResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1307,6 +1370,7 @@ class MeasureResponse(google.protobuf.message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     SCRATCH_BYTES_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    LISTENERS_FIELD_NUMBER: builtins.int
     scratch_bytes: builtins.int
     """Of scratch memory, on each side."""
     seconds: builtins.float
@@ -1316,6 +1380,10 @@ class MeasureResponse(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Device]:
         """Of this node."""
 
+    @property
+    def listeners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Listener]:
+        """What the processes of mori were seen to listen at."""
+
     def __init__(
         self,
         *,
@@ -1323,8 +1391,9 @@ class MeasureResponse(google.protobuf.message.Message):
         devices: collections.abc.Iterable[Global___Device] | None = ...,
         scratch_bytes: builtins.int = ...,
         seconds: builtins.float = ...,
+        listeners: collections.abc.Iterable[Global___Listener] | None = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["devices", b"devices", "scratch_bytes", b"scratch_bytes", "seconds", b"seconds", "ways", b"ways"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = typing.Literal["devices", b"devices", "listeners", b"listeners", "scratch_bytes", b"scratch_bytes", "seconds", b"seconds", "ways", b"ways"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 Global___MeasureResponse: typing_extensions.TypeAlias = MeasureResponse
