@@ -1,4 +1,4 @@
-"""The gpu_ipc transport on real accelerators: the suite of the fake one, and what only real ones can show.
+"""The gpu_ipc transport on real accelerators: the suites of the fake one, and what only real ones can show.
 
 pytest tests/hw/test_gpu_ipc.py       (torch and Triton, a CUDA or ROCm device, nothing else on it)
 
@@ -20,6 +20,8 @@ from pdserve.kvd.testing.device_process import RemoteMemory
 from pdserve.kvd.transport.device.gpu import GpuDevices
 from pdserve.kvd.transport.gpu_ipc import GpuIpcTransport
 from pdserve.kvd.types import MemoryKind, Mode, RegionKey
+from tests.contract.kvd.gpu_layouts import *  # noqa: F403
+from tests.contract.kvd.gpu_layouts import Daemon
 from tests.contract.kvd.gpu_suite import *  # noqa: F403
 from tests.contract.kvd.gpu_suite import MIB, OTHERS, PIECES, SIZE, Rig, runs
 from tests.hw.engines import PLACES, Engines, devices
@@ -106,6 +108,14 @@ async def test_an_engine_that_is_killed_holds_nothing_up(gpu: Rig, place: tuple[
 
 
 # -- through a daemon ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=list(GpuCopy), ids=lambda method: method.value)
+async def daemon(request: pytest.FixtureRequest, engine: Engines, tmp_path: Path) -> AsyncIterator[Daemon]:
+    """kvd as its own process, and engines' memory in another one."""
+    flags = ("--transport", "gpu_ipc", "--gpu-copy", request.param.value)
+    async with kvd_process(tmp_path, *flags, within=90) as kvd:
+        yield Daemon(kvd, engine.make, GpuDevices(request.param).kind)
 
 
 def _given(memory: RemoteMemory, kind: MemoryKind) -> Memory:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,22 +17,35 @@ from pdserve.kvd.transport.make import MakeTransports
 from pdserve.kvd.transport.nixl import NixlTransport
 from pdserve.kvd.transport.port import Transport
 from pdserve.proxy.types import OnFailure
-from tests.sim.conftest import LONG, STEADY, Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
+from tests.sim.deployment import LONG, STEADY
+from tests.sim.fleet import Fleet, Prompt
 
 FOUR_HEADS = SimConfig(layers=3, kv_heads=4, block_bytes=16 * 4 * 16, token_budget=64)
+
+LATENT: dict[str, Any] = {"kv_heads": 1, "block_bytes": 16 * 3 * 8}
+"""As in MLA: one part a token, which each rank holds whole."""
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ranks 2 to 1": ({"ranks": 2, "block_bytes": 512}, {}),
     "ranks 1 to 2": ({}, {"ranks": 2, "block_bytes": 512}),
     "blocks 16 to 32": ({}, {"block_size": 32, "block_bytes": 2048}),
     "blocks 32 to 16": ({"block_size": 32, "block_bytes": 2048}, {}),
+    "pools of 96 and 160 blocks": ({"num_blocks": 96}, {"num_blocks": 160}),
+    "a latent, ranks 2 to 1": (LATENT | {"ranks": 2, "num_blocks": 96}, LATENT),
+    "a latent, ranks 1 to 2, blocks 32 to 16": (
+        LATENT | {"block_size": 32, "block_bytes": 768},
+        LATENT | {"ranks": 2, "num_blocks": 160},
+    ),
+    "ranks 4 that hold 2 heads twice to 1": (
+        {"kv_heads": 2, "ranks": 4, "block_bytes": 256},
+        {"kv_heads": 2, "block_bytes": 512, "num_blocks": 160},
+    ),
     "everything": (
-        {"ranks": 4, "block_bytes": 256, "kv_order": KvOrder.HEADS},
-        {"ranks": 2, "block_size": 48, "block_bytes": 1536, "kv_order": KvOrder.APART},
+        {"ranks": 4, "block_bytes": 256, "kv_order": KvOrder.HEADS, "num_blocks": 160},
+        {"ranks": 2, "block_size": 48, "block_bytes": 1536, "kv_order": KvOrder.APART, "num_blocks": 64},
     ),
 }
+OVER_NIXL = [name for name in SHAPES if name.startswith(("ranks 2", "pools", "a latent", "everything"))]
 
 
 @contextlib.asynccontextmanager
@@ -98,7 +111,7 @@ async def test_answers_are_those_of_one_engine(
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-@pytest.mark.parametrize("shapes", [SHAPES["ranks 2 to 1"], SHAPES["everything"]], ids=["ranks 2 to 1", "everything"])
+@pytest.mark.parametrize("shapes", [SHAPES[name] for name in OVER_NIXL], ids=OVER_NIXL)
 async def test_the_bytes_cross_the_network(
     shapes: tuple[dict[str, Any], dict[str, Any]], mode: str, prompt: Prompt
 ) -> None:

@@ -19,6 +19,7 @@ async def ask(client: AsyncClient, call: dict[str, Any]) -> dict[str, Any]:
     except PdserveError as error:
         return said | {"reason": error.reason, "error": error.message}
     said |= {"tokens": list(answer.token_ids), "kv_bytes": answer.kv_bytes, "transport": answer.transport}
+    said |= {"prefill": answer.prefill_engine_id}
     return said | {"mode": answer.mode, "recomputed": answer.recomputed_tokens, "fallbacks": answer.fallbacks}
 
 

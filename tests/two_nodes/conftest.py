@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -22,6 +22,9 @@ from pdserve.engine.port import Request, Sampling
 from pdserve.engine.sim import SimConfig, SimEngine
 from pdserve.rpc.channel import aio_channel
 from tests.two_nodes.asker import LINE_BYTES, Answer, Asker
+
+if TYPE_CHECKING:
+    from tests.two_nodes.ups import Ups
 
 A, B = "pdserve-a", "pdserve-b"
 FRONT = {A: "10.77.0.1", B: "10.77.0.2"}
@@ -239,10 +242,21 @@ async def deployments(namespaces: None) -> AsyncIterator[Deployments]:
     await made.aclose()
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_ups(deployments: Deployments) -> "AsyncIterator[Ups]":
+    """One deployment on vLLM for all tests, which is whole and idle between them."""
+    from tests.two_nodes.ups import two_ups  # which imports this module
+
+    await deployments.aclose()  # the namespaces have room for one
+    async with two_ups() as both:
+        yield both
+
+
 @contextlib.asynccontextmanager
 async def _running(wanted: Deployment) -> AsyncIterator[Nodes]:
     folder = Path(tempfile.mkdtemp(prefix="two"))
     key = folder / "key"
+    key.touch(0o600)
     key.write_text("the key of these two nodes")
     off = {"PDSERVE_FAILPOINTS": f"clock=return({wanted.clock_off})"} if wanted.clock_off else {}
     common = ["--log-format=console", f"--cluster-key-file={key}"]

@@ -134,8 +134,7 @@ async def test_a_link_that_stays_down_fails_requests_by_name_and_nothing_stays_h
         await both_modes(nodes, 30)
 
 
-@pytest.mark.parametrize("transport", [SIM, NIXL], ids=["words", "words and bytes"])
-async def test_a_link_with_a_delay(deployments: Deployments, transport: tuple[str, ...]) -> None:
+async def test_a_link_with_a_delay(deployments: Deployments) -> None:
     """A relay keeps the daemons' words for 200 ms each way: every request is answered."""
-    async with deployments.running(Deployment(transport, delay=0.2)) as nodes:
+    async with deployments.running(Deployment(NIXL, delay=0.2)) as nodes:
         await both_modes(nodes, 1)

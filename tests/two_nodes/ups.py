@@ -1,4 +1,5 @@
-"""Two nodes as a newcomer starts them: one `pdserve up` in each namespace, with vLLM and a tiny random model."""
+"""Two nodes as a newcomer starts them: one `pdserve up` in each namespace, with vLLM and a tiny random model; and for a
+while a second prefill engine, whose KV lies otherwise."""
 
 import asyncio
 import contextlib
@@ -11,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +23,36 @@ from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from pdserve.engine.vllm.tiny import TinyShape, tiny_llama
 from pdserve.rpc.channel import aio_channel
 from tests.two_nodes.asker import Answer
+from tests.two_nodes.beside import HALF, Beside
 from tests.two_nodes.conftest import BACK, DEVICE, FRONT, PEER, PING, PROXY, A, B, Nodes, said, start, start_asker
 
 SEED = int(os.environ.get("PDSERVE_TEST_SEED", "1"))
 SHAPE = TinyShape()
-BLOCK = 32
-BLOCK_BYTES = BLOCK * 2 * SHAPE.kv_heads * SHAPE.head_dim * 4 * SHAPE.layers
-"""K and V of a block in float32, over all layers."""
+BLOCK = 64
+"""Tokens of a block of the engines that `pdserve up` starts."""
+TOKEN_BYTES = 2 * SHAPE.kv_heads * SHAPE.head_dim * 4 * SHAPE.layers
+"""K and V of a token in float32, over all layers."""
 LEASE, SILENCE, GRACE = 4.0, 4.5, 1.0
 """Seconds. Short, so that a link can be down for longer."""
 START_S, END_S = 120.0, 60.0
-PREFILL, DECODE, ALONE = "prefill-0", "decode-0", "both-0"
+_ROUTED_S = 20.0
+DECODE, ALONE = "decode-0", "both-0"
+WORKER = kvd_pb2.PARTICIPANT_WORKER
 AHEAD = 3.0
 CLOCKS = {"PDSERVE_FAILPOINTS": ";".join(f"{name}:clock=return({AHEAD})" for name in ("kvd", DECODE, ALONE))}
 """Wall clocks of all processes of decode's node: seconds ahead of those of prefill's."""
-VLLM = ("--block-size", str(BLOCK), "--max-model-len", "512", "--kv-cache-memory-bytes", str(8 << 20),
-        "--max-num-batched-tokens", "128", "--no-enable-prefix-caching")  # fmt: skip
+VLLM = ("--max-model-len", "512", "--max-num-batched-tokens", "128", "--no-enable-prefix-caching")
+ALIKE = ("--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(8 << 20), *VLLM)
 
 
 @dataclass
 class Ups(Nodes):
     """Two nodes, each with a `pdserve up`, a core and a kvd."""
+
+    beside: Beside
+    """The second prefill engine."""
+    blocks: dict[str, int] = field(default_factory=dict)
+    """Tokens of a block of each prefill engine, by id."""
 
     async def alone(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """What one engine answers by itself: a third one, of which kvd knows nothing."""
@@ -65,8 +76,36 @@ class Ups(Nodes):
         for answer, tokens in zip(got, alone, strict=True):
             assert answer["tokens"] == tokens, answer
             assert (answer["transport"], answer["recomputed"], answer["fallbacks"]) == ("nixl", 0, 0)
-            assert answer["kv_bytes"] == math.ceil(len(answer["prompt"]) / BLOCK) * BLOCK_BYTES
+            block = self.blocks[answer["prefill"]]
+            assert answer["kv_bytes"] == math.ceil(len(answer["prompt"]) / block) * block * TOKEN_BYTES
         return sum(answer["kv_bytes"] for answer in got)
+
+    async def joined(self) -> None:
+        """Waits until the proxy sends requests to both prefill engines: idle ones take turns."""
+        await self.beside.registered(START_S)
+        self.blocks = {one.engine_id: BLOCK if one.ranks == 1 else HALF for one in (await self.describe(A)).engines}
+        assert set(self.blocks.values()) == {BLOCK, HALF}
+        await self._routed(set(self.blocks.values()))
+
+    async def parted(self) -> None:
+        """Lets the second prefill engine go; waits until the proxy sends requests to the first alone. Safe twice."""
+        self.beside.leave()
+        await self._routed({BLOCK})
+
+    async def _routed(self, wanted: set[int]) -> None:
+        (prompt,) = drawn(1)
+        until = time.monotonic() + _ROUTED_S
+        while time.monotonic() < until:
+            answers = [(await (await self.asking([prompt])))[0] for _ in range(2)]
+            if {self.blocks.get(answer.get("prefill", "")) for answer in answers} == wanted:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"requests do not go to {wanted}: {answers}")
+
+    def engine(self, block: int) -> str:
+        """The prefill engine whose blocks have so many tokens."""
+        (engine,) = [engine for engine, tokens in self.blocks.items() if tokens == block]
+        return engine
 
     def pid(self, node: str, name: str) -> int:
         """Of one of a node's processes."""
@@ -82,29 +121,46 @@ class Ups(Nodes):
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    async def offered(self) -> None:
-        """Waits until prefill's kvd has an offer that nobody has accepted."""
+    async def offered(self, count: int) -> dict[str, list[int]]:
+        """Waits until prefill's kvd has so many offers that nobody has accepted, each of another engine; their blocks
+        by engine."""
         async with aio_channel(f"unix:{self.folder}/{A}/kvd.sock") as channel:
             operator = kvd_pb2_grpc.OperatorStub(channel)
             for _ in range(400):
                 listed = await operator.ListTransfers(kvd_pb2.ListTransfersRequest(), timeout=5.0)
-                if [one.producer_state for one in listed.transfers] == ["complete"]:
-                    return
+                if [one.producer_state for one in listed.transfers] == ["complete"] * count:
+                    leases = (await operator.ListLeases(kvd_pb2.ListLeasesRequest(), timeout=5.0)).leases
+                    assert len(leases) == count
+                    return {lease.engine_id: list(lease.block_ids) for lease in leases}
                 await asyncio.sleep(0.05)
-        raise AssertionError(f"no offer: {listed}")
+        raise AssertionError(f"no {count} offers: {listed}")
 
-    def scribble(self) -> None:
-        """Overwrites the KV memory of prefill's engine, with numbers that a model can compute on."""
-        (memory,) = {os.stat(fd).st_ino: fd for pid in _below(self.pid(A, PREFILL)) for fd in _kv_memory(pid)}.values()
+    async def filling(self, modes: int) -> None:
+        """Waits until copies have begun for transfers of so many modes."""
+        async with aio_channel(f"unix:{self.folder}/{A}/kvd.sock") as channel:
+            operator = kvd_pb2_grpc.OperatorStub(channel)
+            for _ in range(400):
+                listed = await operator.ListTransfers(kvd_pb2.ListTransfersRequest(), timeout=5.0)
+                if len({one.mode for one in listed.transfers if "filling" in one.consumer_states}) == modes:
+                    return
+                await asyncio.sleep(0.02)
+        raise AssertionError(f"no copies of {modes} modes: {listed}")
+
+    async def damage(self, block: int, blocks: Sequence[int]) -> None:
+        """Overwrites some blocks of the prefill engine whose blocks have `block` tokens, in all layers of its last rank
+        and of no other, with numbers that a model can compute on."""
+        described, engine_id = await self.describe(A), self.engine(block)
+        region = max((one for one in described.regions if one.engine_id == engine_id), key=lambda one: one.rank)
+        (engine,) = [one for one in described.engines if one.engine_id == engine_id]
+        (pid,) = [one.pid for one in engine.participants if (one.participant, one.rank) == (WORKER, region.rank)]
+        length = block * TOKEN_BYTES // SHAPE.layers // (region.rank + 1)
+        assert region.bytes == SHAPE.layers * region.num_blocks * length
+        (memory,) = {os.stat(fd).st_ino: fd for fd in _kv_memory(pid)}.values()
         with memory.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-            mapped[:] = bytes([0x3F, 0x11]) * (len(mapped) // 2)
-
-
-def _below(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from _below(int(child))
+            for layer in range(SHAPE.layers):
+                for number in blocks:
+                    at = (layer * region.num_blocks + number) * length
+                    mapped[at : at + length] = bytes([0x3F, 0x11]) * (length // 2)
 
 
 def _kv_memory(pid: int) -> Iterator[Path]:
@@ -123,13 +179,14 @@ def drawn(*lengths: int, name: str = "") -> list[list[int]]:
 
 @contextlib.asynccontextmanager
 async def two_ups() -> AsyncIterator[Ups]:
-    """Prefill and the proxy on one node; decode on the other, whose clocks are `AHEAD`, and an engine to compare with.
-    At the end both drain, and end with status 0."""
+    """Prefill, `Beside` and the proxy on one node; decode on the other, whose clocks are `AHEAD`, and an engine to
+    compare with. At the end all drain, and end with status 0."""
     folder = Path(tempfile.mkdtemp(prefix="ups"))
     async with AsyncExitStack() as stack:
         if not os.environ.get("PDSERVE_TEST_KEEP"):  # set it to read the logs of a run
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         key, model = folder / "key", tiny_llama(folder / "tiny", SHAPE)
+        key.touch(0o600)
         key.write_text("the key of these two nodes")
         _authority(folder)
         own = {
@@ -143,16 +200,21 @@ async def two_ups() -> AsyncIterator[Ups]:
             words = ["-m", "pdserve.cli", "up", "--model", str(model), "--pin", "--restarts", "0",
                      "--host", FRONT[node], "--cluster-key-file", str(key), "--ping-port", str(PING),
                      "--state-dir", str(folder / node), *own[node],
-                     *(word for setting in kvd for word in ("--kvd", setting)), "--", *VLLM]  # fmt: skip
+                     *(word for setting in kvd for word in ("--kvd", setting)), "--", *ALIKE]  # fmt: skip
             ups[node] = await start(
                 node, words, folder / f"{node}.log", core=cores[place % len(cores)], environ=CLOCKS if node == B else {}
             )
             stack.push_async_callback(_end, ups[node])
+        beside = await Beside.start(folder, key, model, VLLM)
+        stack.push_async_callback(_end, beside.process)
         for node, up in ups.items():
             await said(folder / f"{node}.log", "\nready", up, START_S)
         asker = await start_asker(folder)
         stack.push_async_callback(asker.aclose)
-        yield Ups(folder, asker)
+        both = Ups(folder, asker, beside)
+        await both.joined()
+        yield both
+        await beside.end(END_S)
         for up in ups.values():
             up.send_signal(signal.SIGINT)
         for node, up in ups.items():

@@ -26,6 +26,6 @@ def small(llama: Path, block_size: int, *more: str, core: int = 0, ranks: int = 
     return EngineKind(llama, (*chunks, *sizes, *more), core, ranks)
 
 
-def latent(mla: Path, core: int = 0, ranks: int = 1) -> EngineKind:
+def latent(mla: Path, core: int = 0, ranks: int = 1, megabytes: int = 4) -> EngineKind:
     """Of a DeepSeek-V2 shape; vLLM has neither chunks nor a prefix cache for it on CPU."""
-    return EngineKind(mla, ("--max-model-len", "256", "--kv-cache-memory-bytes", str(4 << 20)), core, ranks)
+    return EngineKind(mla, ("--max-model-len", "256", "--kv-cache-memory-bytes", str(megabytes << 20)), core, ranks)

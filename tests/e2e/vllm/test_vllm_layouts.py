@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.engine.port import Sampling
-from pdserve.engine.vllm.testing_pair import FIRST, GREEDY, WAIT_S, KvdOperator, Pair, Prompt, ask
+from pdserve.engine.vllm.testing_pair import FIRST, GREEDY, WAIT_S, Handover, KvdOperator, Pair, Prompt, ask
 from pdserve.engine.vllm.testing_pool import EnginePool, open_pair
 from pdserve.engine.vllm.tiny import TinyShape, tiny_llama
 from pdserve.kvd.types import Mode
@@ -179,10 +179,25 @@ async def node() -> AsyncIterator[KvdOperator]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def over_nixl(llama: Path) -> AsyncIterator[Pair]:
-    """Two ranks with blocks of 64 tokens beside one daemon, one rank with blocks of 32 beside another."""
-    prefill, decode = small(llama, 64, NO_CACHE, ranks=2), small(llama, 32, NO_CACHE, core=1)
-    async with node() as a, node() as b, open_pair(a, prefill, decode, b) as pair:
+async def nodes() -> AsyncIterator[tuple[KvdOperator, KvdOperator]]:
+    """Two daemons."""
+    async with node() as a, node() as b:
+        yield a, b
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def over_nixl(nodes: tuple[KvdOperator, KvdOperator], llama: Path) -> AsyncIterator[Pair]:
+    """Two ranks with blocks of 64 tokens beside one daemon, one rank with blocks of 32 and a larger pool beside
+    another."""
+    prefill, decode = small(llama, 64, NO_CACHE, ranks=2), small(llama, 32, NO_CACHE, core=1, megabytes=5)
+    async with open_pair(nodes[0], prefill, decode, nodes[1]) as pair:
+        yield pair
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def latents_over_nixl(nodes: tuple[KvdOperator, KvdOperator], mla: Path) -> AsyncIterator[Pair]:
+    """MLA: two ranks that hold the same latent beside one daemon, one with a larger pool beside another."""
+    async with open_pair(nodes[0], latent(mla, ranks=2), latent(mla, core=1, megabytes=7), nodes[1]) as pair:
         yield pair
 
 
@@ -193,13 +208,31 @@ async def test_between_two_daemons_over_nixl(
     over_nixl: Pair, prompt: Prompts, back: bool, mode: Mode, length: int
 ) -> None:
     """Heads and blocks are taken apart by the daemon that fetches, from what the other's ranks registered."""
-    pair, tokens = (over_nixl.back() if back else over_nixl), prompt(length)
+    await same_over_nixl(over_nixl.back() if back else over_nixl, mode, prompt(length))
+
+
+@MODES
+@BACK
+async def test_mla_between_two_daemons_over_nixl(
+    latents_over_nixl: Pair, prompt: Prompts, back: bool, mode: Mode
+) -> None:
+    """The latent crosses once for each rank that wants it, from one of the ranks that hold it, between pools of unequal
+    size."""
+    pair = latents_over_nixl.back() if back else latents_over_nixl
+    assert pair.prefill.info.num_blocks != pair.decode.info.num_blocks
+    both = await same_over_nixl(pair, mode, prompt(100))
+    assert both.landed.facts.kv_bytes == pair.decode.info.ranks * 7 * 2 * 16 * 576 * 4
+
+
+async def same_over_nixl(pair: Pair, mode: Mode, tokens: Prompt) -> Handover:
+    """One prompt over both engines, which leaves nothing behind; the answer is decode's own."""
     alone = await ask(pair.decode, tokens, SHORT)
     both = await pair.hand_over(mode, tokens, SHORT)
     assert both.consumed.tokens == alone.tokens
     assert both.consumed.last.recomputed_tokens == 0
     assert both.landed.facts.transport == "nixl"
     await pair.idle()
+    return both
 
 
 async def test_another_head_count_is_refused_with_both_layouts(
