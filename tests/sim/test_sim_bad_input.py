@@ -1,26 +1,20 @@
 """Requests that cannot be meant: one reason over both faces of the proxy, no engine is asked, nothing is held."""
 
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 CONTEXT, PREFILL_POOL, DECODE_POOL = 256, 128, 192
 GENERATE = "/pdserve.api.serving.v1.Inference/Generate"
 
 
 @pytest.fixture
-async def small(launch: Launch) -> "Fleet":
+async def small(launch: Launch) -> Fleet:
     """Pools of unequal size, both smaller than the context."""
     fleet = await launch(prefills=0, decodes=0, max_model_len=CONTEXT)
     await fleet.host("prefill", num_blocks=PREFILL_POOL // 16)
@@ -28,7 +22,7 @@ async def small(launch: Launch) -> "Fleet":
     return fleet
 
 
-def untouched(fleet: "Fleet") -> None:
+def untouched(fleet: Fleet) -> None:
     """No engine ran a step, kvd heard of no transfer, and nothing is reserved."""
     assert [service.engine.load().steps for service in (*fleet.prefills, *fleet.decodes)] == [0, 0]
     assert fleet.ended() == {}
@@ -55,7 +49,7 @@ ROWS: list[tuple[str, dict[str, Any], str, int]] = [
 
 
 @pytest.mark.parametrize(("fields", "reason", "status"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-async def test_both_faces_refuse_alike(small: "Fleet", fields: dict[str, Any], reason: str, status: int) -> None:
+async def test_both_faces_refuse_alike(small: Fleet, fields: dict[str, Any], reason: str, status: int) -> None:
     """The SDK's error has the reason that HTTP's body has; afterwards the next request is served."""
     asked: dict[str, Any] = {"prompt": "hello", "max_tokens": 4, "temperature": 0.0} | fields
     with pytest.raises(errors.BY_REASON[reason]) as raised:
@@ -81,7 +75,7 @@ async def test_a_prompt_longer_than_decodes_pool(launch: Launch, prompt: Prompt)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"prompt": "x"', b"\xff\xfe\xff", b"null", b"[" * 50_000])
-async def test_malformed_json(small: "Fleet", data: bytes) -> None:
+async def test_malformed_json(small: Fleet, data: bytes) -> None:
     """Not JSON, or no object: INVALID_REQUEST."""
     code, body = await small.post(data)
     assert (code, body["error"]["code"]) == (400, "INVALID_REQUEST")
@@ -89,7 +83,7 @@ async def test_malformed_json(small: "Fleet", data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x1a\xff\x01", b"\x1a\x02\xff\xff"])
-async def test_malformed_proto(small: "Fleet", data: bytes) -> None:
+async def test_malformed_proto(small: Fleet, data: bytes) -> None:
     """No message, cut off, or text that is no UTF-8: INVALID_REQUEST, as malformed JSON."""
     channel = await small.channel(small.proxy.addresses.grpc)
     error = await small.refusal(channel.unary_stream(GENERATE, bytes, bytes)(data, timeout=10))
@@ -97,7 +91,7 @@ async def test_malformed_proto(small: "Fleet", data: bytes) -> None:
     untouched(small)
 
 
-async def test_unknown_fields_of_both_wires(small: "Fleet") -> None:
+async def test_unknown_fields_of_both_wires(small: Fleet) -> None:
     """A field number, or a name at any depth, that this version does not have is refused, not dropped."""
     channel = await small.channel(small.proxy.addresses.grpc)
     data = b"\x1a\x01x\xba\x06\x01a"
@@ -156,9 +150,10 @@ async def test_engines_of_two_models(launch: Launch) -> None:
         await fleet.ask("hello")
 
 
-async def test_a_registration_under_another_key(fleet: "Fleet", tmp_path: Path) -> None:
+async def test_a_registration_under_another_key(fleet: Fleet, tmp_path: Path) -> None:
     """An engine that cannot prove that it belongs here is refused, says why, and ends; nobody routes to it."""
     key = tmp_path / "key"
+    key.touch(0o600)
     key.write_bytes(b"the key of quite another cluster")
     with pytest.raises(errors.Unauthenticated):
         await fleet.host("decode", key=key)

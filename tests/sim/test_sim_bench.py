@@ -20,8 +20,9 @@ from pdserve.bench.transport import Expected
 from pdserve.bench.workload.lengths import Span
 from pdserve.bench.workload.prompts import Sharing
 from pdserve.costmodel import CostModel
-from tests.sim.conftest import WAIT_S, Fleet, Launch, until
+from tests.sim.fleet import Fleet, Launch
 from tests.unit.bench.virtual import Quiet
+from tests.waiting import WAIT_S, until
 
 Api = Literal["grpc", "http"]
 apis = pytest.mark.parametrize("api", ["grpc", "http"])

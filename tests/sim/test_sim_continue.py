@@ -3,19 +3,15 @@
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
 from pdserve.client import Completion, Delta
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet, Service
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
+from tests.sim.hosted import Service
 
 TOKENS = 100
 MOST = 12
@@ -25,7 +21,7 @@ BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 class Watched:
     """An answer over gRPC, as far as the test has read it."""
 
-    def __init__(self, fleet: "Fleet", prompt: Any, **fields: Any) -> None:
+    def __init__(self, fleet: Fleet, prompt: Any, **fields: Any) -> None:
         self.stream = fleet.stream(prompt, **({"max_tokens": MOST} | fields))
         self.deltas: list[Delta] = []
 
@@ -51,7 +47,7 @@ def text(tokens: tuple[int, ...]) -> str:
     return bytes(tokens).decode()
 
 
-async def gives(doomed: "Service", read: Awaitable[None], tokens: int) -> None:
+async def gives(doomed: Service, read: Awaitable[None], tokens: int) -> None:
     """Lets decode make this many tokens and holds it in the step after; `read` takes them."""
     reading = asyncio.ensure_future(read)
     await doomed.steps.pass_one(tokens)
@@ -59,7 +55,7 @@ async def gives(doomed: "Service", read: Awaitable[None], tokens: int) -> None:
     await doomed.steps.reached()
 
 
-async def replaced(fleet: "Fleet", doomed: "Service") -> "Service":
+async def replaced(fleet: Fleet, doomed: Service) -> Service:
     """Kills decode; another one is there, which is held at its first step."""
     heir = await fleet.host("decode")
     heir.steps.shut()

@@ -2,20 +2,13 @@
 the reason, as its policy says."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.testing import Fault
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Launch, Prompt
 
 TOKENS = 100
 FAST = 1e12

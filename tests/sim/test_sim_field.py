@@ -3,19 +3,12 @@ docs/field-failures.md. No deadline of kvd comes to help: what ends, ends becaus
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pdserve.kvd.testing import Fault
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 BLOCK = 16
 FAST = 1e12
@@ -141,7 +134,7 @@ async def test_an_answer_that_ends_early_makes_room_for_a_hand_over(launch: Laun
 
 
 @BOTH
-async def test_noise_on_every_port(fleet: "Fleet", prompt: Prompt, mode: str) -> None:
+async def test_noise_on_every_port(fleet: Fleet, prompt: Prompt, mode: str) -> None:
     """Whatever connects to a port of the proxy or of a service and speaks another protocol, or nothing, or hangs up
     in the middle: the next request is served by the same engines."""
     where = fleet.proxy.addresses

@@ -3,16 +3,11 @@ deadline of kvd helps (all are minutes), and the gates say exactly how far the r
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 TOKENS = 200
 AT_ONCE_S = 5.0
@@ -22,7 +17,7 @@ AT_ONCE_S = 5.0
 class Client:
     """Over one of the two faces: begins a request, and goes away."""
 
-    def __init__(self, fleet: "Fleet", face: str, mode: str, tokens: tuple[int, ...]) -> None:
+    def __init__(self, fleet: Fleet, face: str, mode: str, tokens: tuple[int, ...]) -> None:
         self._fleet = fleet
         self._face = face
         self.mode = mode
@@ -66,7 +61,7 @@ class Client:
             await response.read()
 
 
-async def queued(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
+async def queued(fleet: Fleet, prompt: Prompt, client: Client) -> None:
     """Waits for credits, behind a request that has them all."""
     fleet.prefills[0].steps.shut()
     hog = asyncio.create_task(fleet.ask(prompt(500), max_tokens=8))
@@ -79,7 +74,7 @@ async def queued(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
     await hog
 
 
-async def prefill_queued(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
+async def prefill_queued(fleet: Fleet, prompt: Prompt, client: Client) -> None:
     """At the prefill engine, behind a step that does not end."""
     fleet.prefills[0].steps.shut()
     local = asyncio.create_task(fleet.local(fleet.prefills[0], prompt(20), 1))
@@ -92,7 +87,7 @@ async def prefill_queued(fleet: "Fleet", prompt: Prompt, client: Client) -> None
     await local
 
 
-async def computing(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
+async def computing(fleet: Fleet, prompt: Prompt, client: Client) -> None:
     """In the second of four chunks."""
     steps = fleet.prefills[0].steps
     steps.shut()
@@ -104,7 +99,7 @@ async def computing(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
     steps.open()
 
 
-async def transfer(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
+async def transfer(fleet: Fleet, prompt: Prompt, client: Client) -> None:
     """While the link carries its blocks: they stay held until it has let go of them."""
     fleet.link.shut()
     client.begin()
@@ -117,7 +112,7 @@ async def transfer(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
     fleet.link.open()
 
 
-async def decoding(fleet: "Fleet", prompt: Prompt, client: Client) -> None:
+async def decoding(fleet: Fleet, prompt: Prompt, client: Client) -> None:
     """In the third step of its answer."""
     steps = fleet.decodes[0].steps
     steps.shut()

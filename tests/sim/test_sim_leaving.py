@@ -2,18 +2,11 @@
 everything back, a client's deadline is kept in every phase."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Launch, Prompt
 
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 

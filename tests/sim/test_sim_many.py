@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,12 +11,7 @@ from pdserve.decode.session import DecodeConfig
 from pdserve.kvd.client.messages import End, Fenced
 from pdserve.kvd.testing import Fault
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 MODES: tuple[Mode, ...] = ("read", "write")
 FAST = 1e12  # bytes a second of a simulated link that only matters for its faults
@@ -71,7 +65,7 @@ async def test_scribbled_source_blocks_are_found_out(launch: Launch, prompt: Pro
         await asked
 
 
-def drop_ends(fleet: "Fleet", monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, End]]:
+def drop_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, End]]:
     """kvd tells nobody how transfers end; gives the list of what it kept to itself."""
     attachments, dropped = fleet.kvd.node.attachments, list[tuple[str, End]]()
     tell = attachments.tell

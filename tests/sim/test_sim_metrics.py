@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,13 +13,9 @@ from pdserve.kvd.testing import Fault
 from pdserve.rpc import errors
 from pdserve.runtime.telemetry import catalogue as c
 from pdserve.runtime.telemetry.catalogue import Metric
+from tests.sim.fleet import Fleet, Launch, Prompt
+from tests.sim.hosted import Service
 from tests.unit.telemetry.exposed import Exposed, kind_of, parse
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet, Service
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
 
 FAST = 1e12
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
@@ -38,19 +32,19 @@ def kv_bytes(prompt: int) -> int:
     return -(-prompt // BLOCK) * LAYERS * BLOCK_BYTES
 
 
-async def proxy(fleet: "Fleet") -> Exposed:
+async def proxy(fleet: Fleet) -> Exposed:
     """As Prometheus would get it."""
     async with fleet.http.get("/metrics") as response:
         assert response.status == 200
         return parse(await response.read())
 
 
-def kvd(fleet: "Fleet") -> Exposed:
+def kvd(fleet: Fleet) -> Exposed:
     """What its endpoint would answer."""
     return parse(metrics_of(fleet.kvd.node).expose())
 
 
-def service(hosted: "Service") -> Exposed:
+def service(hosted: Service) -> Exposed:
     """What its endpoint would answer."""
     return parse(hosted.parts.metrics.expose())
 
@@ -62,7 +56,7 @@ def declared(shown: Exposed, metrics: tuple[Metric, ...], *but: Metric) -> None:
 
 
 @pytest.fixture
-async def busy(launch: Launch, prompt: Prompt) -> "Fleet":
+async def busy(launch: Launch, prompt: Prompt) -> Fleet:
     """A READ, a WRITE, a hand-over that fails, one that is tried again on the other pair, and a refusal."""
     fleet = await launch(bandwidth=FAST, prefills=2, prefix_cache=False)
     await fleet.ask(prompt(READ_PROMPT), mode="read", max_tokens=TOKENS)
@@ -79,7 +73,7 @@ async def busy(launch: Launch, prompt: Prompt) -> "Fleet":
     return fleet
 
 
-async def test_the_proxy_counts_requests(busy: "Fleet") -> None:
+async def test_the_proxy_counts_requests(busy: Fleet) -> None:
     """Each request once, by how it ended; attempts, fallbacks, tokens and refusals beside."""
     shown = await proxy(busy)
     declared(shown, c.PROXY, c.PROXY_SPANS)  # its traces go nowhere
@@ -100,7 +94,7 @@ async def test_the_proxy_counts_requests(busy: "Fleet") -> None:
     assert (shown.of(c.PROXY_QUEUED), shown.of(c.PROXY_IN_FLIGHT)) == (0, 0)
 
 
-async def test_the_proxy_measures_what_clients_see(busy: "Fleet") -> None:
+async def test_the_proxy_measures_what_clients_see(busy: Fleet) -> None:
     """TTFT of those that got a token, duration of all, a gap between every two tokens; the parts sum to TTFT."""
     shown = await proxy(busy)
     assert shown.of(c.DURATION, "_count") == 4
@@ -119,7 +113,7 @@ async def test_the_proxy_measures_what_clients_see(busy: "Fleet") -> None:
     assert 0 < shown.of(c.TTFT, "_sum") <= shown.of(c.DURATION, "_sum")
 
 
-async def test_bytes_are_counted_alike_at_both_ends(busy: "Fleet") -> None:
+async def test_bytes_are_counted_alike_at_both_ends(busy: Fleet) -> None:
     """Blocks x layers x bytes of a block, by mode and transport, at the proxy and at kvd."""
     read, write = kv_bytes(READ_PROMPT) + kv_bytes(RETRIED_PROMPT), kv_bytes(WRITE_PROMPT)
     want = {("read", "sim"): read, ("write", "sim"): write}
@@ -132,7 +126,7 @@ async def test_bytes_are_counted_alike_at_both_ends(busy: "Fleet") -> None:
     assert shown.of(c.KVD_COPIES, mode="write", result="done") == shown.of(c.KVD_COPIES, mode="write") >= 1
 
 
-async def test_kvd_counts_ends(busy: "Fleet") -> None:
+async def test_kvd_counts_ends(busy: Fleet) -> None:
     """Each end of each transfer once, by outcome, reason, mode; nothing is open, every block is free."""
     shown = kvd(busy)
     declared(shown, c.KVD)
@@ -159,7 +153,7 @@ async def test_kvd_counts_ends(busy: "Fleet") -> None:
     assert shown.of(c.KVD_NOTICES, result="malformed") == shown.of(c.KVD_DEFECTS) == shown.of(c.KVD_EXPIRIES) == 0
 
 
-async def test_the_services_count_hand_overs(busy: "Fleet") -> None:
+async def test_the_services_count_hand_overs(busy: Fleet) -> None:
     """Every hand-over once at each end, over all engines; an end that nobody waited for any more says so."""
     produced = [service(hosted) for hosted in busy.prefills]
     consumed = service(busy.decodes[0])
@@ -176,7 +170,7 @@ async def test_the_services_count_hand_overs(busy: "Fleet") -> None:
     assert consumed.each(c.ENGINE_INFO, engine_id=busy.decodes[0].engine_id, model="sim", role="decode") == [1]
 
 
-async def test_no_id_of_a_request_is_a_label(busy: "Fleet") -> None:
+async def test_no_id_of_a_request_is_a_label(busy: Fleet) -> None:
     """However many requests there are, they make no series of their own: only engines, of those that are there."""
     engines = {hosted.engine_id for hosted in (*busy.prefills, *busy.decodes)}
     before = {**(await proxy(busy)).values, **kvd(busy).values}

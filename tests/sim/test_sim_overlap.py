@@ -3,18 +3,11 @@ box that may be busy; beside each stands the same claim without a clock, ordered
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pdserve.costmodel import CostModel
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 CHUNKS, LAYERS, BLOCK_BYTES = 4, 8, 128
 TOKENS = 256
@@ -83,7 +76,7 @@ async def test_a_running_stream_does_not_wait_for_a_transfer(launch: Launch, pro
     assert min(gaps) < 2 * STEP_S
 
 
-async def largest_gap(fleet: "Fleet", prompt: Prompt, mode: str) -> float:
+async def largest_gap(fleet: Fleet, prompt: Prompt, mode: str) -> float:
     """Of a stream's tokens, seconds, from before a transfer to after it."""
     loop = asyncio.get_running_loop()
     async with fleet.stream(prompt(3), max_tokens=40) as stream:

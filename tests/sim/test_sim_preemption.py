@@ -2,18 +2,12 @@
 to blocks that are another's by then."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 LAYERS, BLOCK_BYTES = 4, 128  # SimConfig's own
 LONG = 16 * 16
@@ -21,7 +15,7 @@ LONG = 16 * 16
 FAST = 1e12
 
 
-async def pushed(fleet: "Fleet", prompt: Prompt, tokens: tuple[int, ...], *, local: int) -> tuple[Any, Any]:
+async def pushed(fleet: Fleet, prompt: Prompt, tokens: tuple[int, ...], *, local: int) -> tuple[Any, Any]:
     """A WRITE of `tokens` whose first chunk has landed while its producer stands still, beside a request of the
     prefill engine's own that will answer `local` tokens. The two tasks; the gate of the steps is shut.
 

@@ -2,16 +2,10 @@
 usage says is prefill's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 BLOCK, LAYERS, BLOCK_BYTES = 16, 4, 128  # SimConfig's own
 PER_BLOCK = LAYERS * BLOCK_BYTES
@@ -20,7 +14,7 @@ BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 
 @BOTH
 @pytest.mark.parametrize("length", [BLOCK, BLOCK + 1, 10 * BLOCK, 10 * BLOCK + 7])
-async def test_the_same_prompt_again(fleet: "Fleet", prompt: Prompt, mode: str, length: int) -> None:
+async def test_the_same_prompt_again(fleet: Fleet, prompt: Prompt, mode: str, length: int) -> None:
     """Both caches know all whole blocks but the one of the last token, which is computed: one block goes over."""
     tokens = prompt(length)
     first = await fleet.ask(tokens, mode=mode)
@@ -34,7 +28,7 @@ async def test_the_same_prompt_again(fleet: "Fleet", prompt: Prompt, mode: str, 
 
 
 @BOTH
-async def test_a_shared_prefix(fleet: "Fleet", prompt: Prompt, mode: str) -> None:
+async def test_a_shared_prefix(fleet: Fleet, prompt: Prompt, mode: str) -> None:
     """Five blocks in common: the other five go over."""
     prefix = prompt(5 * BLOCK)
     for _ in range(2):

@@ -11,20 +11,16 @@ Past the proxy's credits: services/test_sim_two_proxies.py.
 import asyncio
 import functools
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
 from pdserve.costmodel import CostModel
 from pdserve.kvd.limits import Limits
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet, Service
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
+from tests.sim.hosted import Service
 
 BLOCK = 16
 ANSWER = 16
@@ -52,14 +48,14 @@ class Order:
         return max(sum(later > number for later in self._ended[:place]) for place, number in ended)
 
 
-def at_proxy(fleet: "Fleet") -> int:
+def at_proxy(fleet: Fleet) -> int:
     """Requests that wait or run there."""
     topology = fleet.proxy.inference.topology()
     return topology.queued + topology.in_flight
 
 
 async def ask_all(
-    fleet: "Fleet", prompts: Sequence[tuple[int, ...]], answer: int, *, hold: Iterable["Service"] = (), **fields: Any
+    fleet: Fleet, prompts: Sequence[tuple[int, ...]], answer: int, *, hold: Iterable[Service] = (), **fields: Any
 ) -> Order:
     """Asks for all, one after another, and checks every token of every answer; none needs a second try. The steps of
     the engines in `hold` begin when all have been asked."""
@@ -86,7 +82,7 @@ async def ask_all(
     return order
 
 
-def preemptions(fleet: "Fleet") -> tuple[int, int]:
+def preemptions(fleet: Fleet) -> tuple[int, int]:
     """At prefill and at decode."""
     prefill, decode = (sum(s.engine.preemptions for s in side) for side in (fleet.prefills, fleet.decodes))
     return prefill, decode

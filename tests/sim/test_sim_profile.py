@@ -12,8 +12,7 @@ from pdserve.planner.measuring.design import Design
 from pdserve.planner.measuring.live import measure
 from pdserve.planner.measuring.points import Measured
 from pdserve.rpc.errors import ConfigError, PdserveError
-
-from .conftest import Fleet, Launch
+from tests.sim.fleet import Fleet, Launch
 
 COST = CostModel(
     prefill_base=0.020,

@@ -1,18 +1,10 @@
 """Prompts of every length round a block's edge and answers of every shape: what one engine alone would say."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
-
 import pytest
 
 from pdserve.client import Completion
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 BLOCK, LAYERS, BLOCK_BYTES = 16, 4, 128  # SimConfig's own
 
@@ -33,7 +25,7 @@ def handed_over(answer: Completion, tokens: int, *, mode: str, n: int = 1, ranks
 
 @pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 150])
-async def test_an_answer_is_that_of_one_engine(fleet: "Fleet", prompt: Prompt, mode: str, length: int) -> None:
+async def test_an_answer_is_that_of_one_engine(fleet: Fleet, prompt: Prompt, mode: str, length: int) -> None:
     """Token for token; KV bytes are layers x blocks x bytes of a block."""
     tokens = prompt(length)
     answer = await fleet.ask(tokens, mode=mode)
@@ -66,7 +58,7 @@ async def test_two_ranks(launch: Launch, prompt: Prompt, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-async def test_several_answers_to_one_prompt(fleet: "Fleet", prompt: Prompt, mode: str) -> None:
+async def test_several_answers_to_one_prompt(fleet: Fleet, prompt: Prompt, mode: str) -> None:
     """n consumers of one prefill; each answer has its own seed, and is what one engine says to that seed."""
     tokens = prompt(70)
     answer = await fleet.ask(tokens, mode=mode, n=3, seed=11, temperature=1.0)
@@ -80,7 +72,7 @@ async def test_several_answers_to_one_prompt(fleet: "Fleet", prompt: Prompt, mod
 
 @pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize("max_tokens", [1, 2])
-async def test_the_shortest_answers(fleet: "Fleet", prompt: Prompt, mode: str, max_tokens: int) -> None:
+async def test_the_shortest_answers(fleet: Fleet, prompt: Prompt, mode: str, max_tokens: int) -> None:
     """One token is decode's own, not the one that prefill sampled."""
     tokens = prompt(40)
     answer = await fleet.ask(tokens, mode=mode, max_tokens=max_tokens)
@@ -89,7 +81,7 @@ async def test_the_shortest_answers(fleet: "Fleet", prompt: Prompt, mode: str, m
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-async def test_stops_are_decodes_business(fleet: "Fleet", prompt: Prompt, mode: str) -> None:
+async def test_stops_are_decodes_business(fleet: Fleet, prompt: Prompt, mode: str) -> None:
     """A stop that the first token meets ends the answer, never the prefill; a later one cuts the text."""
     tokens = prompt(40)
     whole = await fleet.alone(tokens, 12)
@@ -115,7 +107,7 @@ async def test_an_answer_that_ends_by_itself(launch: Launch, prompt: Prompt, mod
     assert ignoring.token_ids == await fleet.alone(tokens, ignore_eos=True)
 
 
-async def test_both_faces_say_the_same(fleet: "Fleet") -> None:
+async def test_both_faces_say_the_same(fleet: Fleet) -> None:
     """A chat over gRPC, over HTTP, and over HTTP as a stream: one text, one usage."""
     messages = [{"role": "user", "content": "what is a block?"}]
     spoken = await fleet.client.chat(messages, max_tokens=8, temperature=0.0, logprobs=2)

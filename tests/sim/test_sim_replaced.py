@@ -2,19 +2,13 @@
 under way ends well. No client sees an error."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
+from pdserve.client import AsyncStream, Completion
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from pdserve.client import AsyncStream, Completion
-    from tests.sim.conftest import Fleet, Service
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Launch, Prompt
+from tests.sim.hosted import Service
 
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 POLICIES = pytest.mark.parametrize("policy", ["fail", "recompute"])
@@ -55,7 +49,7 @@ async def test_the_only_engine_is_replaced_under_load(
     await fleet.settled(5)
 
 
-async def begun(decode: "Service", stream: "AsyncStream") -> "asyncio.Task[Completion]":
+async def begun(decode: Service, stream: AsyncStream) -> asyncio.Task[Completion]:
     """The rest of an answer whose first token is here; decode is held in the step after it."""
     decode.steps.shut()
     first = asyncio.ensure_future(anext(stream))

@@ -5,8 +5,6 @@ left and no byte was ever wrong."""
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,18 +12,13 @@ from pdserve.costmodel import CostModel
 from pdserve.kvd.limits import Limits
 from pdserve.kvd.testing import Fault
 from pdserve.rpc import errors
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 REQUESTS = 120
 LIMITS = Limits(lease=10.0, accept=5.0, transfer=1.0, park=5.0, fence=0.3, tie=0.3)
 
 
-async def client(fleet: "Fleet", rng: random.Random, tokens: tuple[int, ...]) -> str:
+async def client(fleet: Fleet, rng: random.Random, tokens: tuple[int, ...]) -> str:
     """One request; how it ended."""
     await asyncio.sleep(rng.uniform(0.0, 2.0))
     n, most, policy = rng.randint(1, 3), rng.randrange(1, 40), rng.choice(["fail", "recompute"])
@@ -52,7 +45,7 @@ async def client(fleet: "Fleet", rng: random.Random, tokens: tuple[int, ...]) ->
     return "answered after a fallback" if answer.fallbacks else "answered"
 
 
-async def trouble(fleet: "Fleet", rng: random.Random) -> None:
+async def trouble(fleet: Fleet, rng: random.Random) -> None:
     """For two seconds, something every now and then."""
     for _ in range(12):
         await asyncio.sleep(rng.uniform(0.0, 0.3))

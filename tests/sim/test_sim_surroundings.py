@@ -1,8 +1,7 @@
 """What stands round the fast path: reflection and health of every server, stock instances, a daemon that restarts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import msgspec
@@ -15,12 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pdserve.kvd.limits import Limits
 from pdserve.rpc import errors
 from pdserve.rpc.channel import aio_channel
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
 
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 STANDARD = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
@@ -42,7 +36,7 @@ async def health(channel: grpc.aio.Channel, service: str) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-async def test_every_server_says_what_it_serves(fleet: "Fleet") -> None:
+async def test_every_server_says_what_it_serves(fleet: Fleet) -> None:
     """Reflection lists each server's own services, health and itself; health of each, and of all, is SERVING."""
     servers = {
         fleet.proxy.addresses.grpc: {"pdserve.api.serving.v1.Inference"},
@@ -57,7 +51,7 @@ async def test_every_server_says_what_it_serves(fleet: "Fleet") -> None:
                 assert await health(channel, name) == "SERVING"
 
 
-async def test_a_stock_instance_is_listed_and_not_routed_to(fleet: "Fleet", prompt: Prompt) -> None:
+async def test_a_stock_instance_is_listed_and_not_routed_to(fleet: Fleet, prompt: Prompt) -> None:
     """vLLM's own MORI-IO map, without our keys: foreign, with the reason, and no request goes there."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
@@ -91,7 +85,7 @@ async def test_a_stock_instance_is_listed_and_not_routed_to(fleet: "Fleet", prom
         assert {answer.prefill_engine_id, answer.decode_engine_id} == ours
 
 
-def attached(fleet: "Fleet") -> bool:
+def attached(fleet: Fleet) -> bool:
     """Whether every process of every engine has a stream to the kvd that runs now, and its memory is there."""
     node = fleet.kvd.node
     services = (*fleet.prefills, *fleet.decodes)
@@ -103,7 +97,7 @@ def attached(fleet: "Fleet") -> bool:
 
 
 @BOTH
-async def test_kvd_is_restarted_while_nothing_moves(fleet: "Fleet", prompt: Prompt, mode: str) -> None:
+async def test_kvd_is_restarted_while_nothing_moves(fleet: Fleet, prompt: Prompt, mode: str) -> None:
     """Engines attach again under their own ids, with their memory, and the next hand-over works; a stream that was
     running never noticed."""
     stream = fleet.stream(prompt(40), mode=mode, max_tokens=50)

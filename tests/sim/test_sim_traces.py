@@ -8,8 +8,8 @@ import io
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import structlog
@@ -21,14 +21,9 @@ from pdserve.runtime.failpoints import FAILPOINTS, Point
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.export import ExportSettings, OtlpExport
 from pdserve.runtime.telemetry.span import Span
+from tests.sim.fleet import Launch, Prompt
 from tests.unit.telemetry.collector import Collector
 from tests.unit.telemetry.trace import HANDED_OVER, Trace
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
 
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 SHOWN_S, ELSEWHERE_S = 0.045, 0.010
@@ -117,7 +112,13 @@ async def test_kvd_is_below_the_wait(launch: Launch, prompt: Prompt, traces: Tra
     assert copy.attributes[names.KV_BYTES] == 16 * 8 * 128
     assert not read.named(names.KVD_PUSH)
     traces.all.clear()
-    await fleet.ask(prompt(256), mode="write", max_tokens=2)
+    prefill = fleet.prefills[0]
+    prefill.steps.shut()
+    asked = asyncio.create_task(fleet.ask(prompt(256), mode="write", max_tokens=2))
+    await prefill.steps.pass_one()
+    await fleet.until(lambda: fleet.landed() > 0)  # a layer of it, while prefill stands before the next
+    prefill.steps.open()
+    await asked
     await fleet.until(lambda: len(traces.all) == 1)
     write = traces.only()
     write.check()

@@ -6,8 +6,7 @@ interval. The proxy has one place less than in READ: it opens both calls in one 
 them, and `proxy.serialization` is 0 unless decode's call takes longer than prefill's and the forward pass together.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -15,13 +14,8 @@ from pdserve.costmodel import CostModel
 from pdserve.runtime.failpoints import FAILPOINTS, Point
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.span import Span
+from tests.sim.fleet import Fleet, Launch, Prompt
 from tests.unit.telemetry.trace import Trace
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
 
 DELAY_S, SHOWN_S, ELSEWHERE_S = 0.050, 0.045, 0.010
 RUNS = 20

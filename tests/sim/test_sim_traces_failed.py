@@ -1,8 +1,7 @@
 """What a fleet's traces say of failures: the part in which an attempt failed is the one that was at fault."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -13,13 +12,8 @@ from pdserve.rpc import errors
 from pdserve.runtime.failpoints import FAILPOINTS, Point
 from pdserve.runtime.telemetry import names
 from pdserve.runtime.telemetry.span import Span
+from tests.sim.fleet import Fleet, Launch, Prompt
 from tests.unit.telemetry.trace import Trace
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
 
 ONCE = {"retries": 0}
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
@@ -38,7 +32,7 @@ class Traces:
     def __call__(self, spans: Sequence[Span]) -> None:
         self.all.append(spans)
 
-    async def only(self, fleet: "Fleet") -> Trace:
+    async def only(self, fleet: Fleet) -> Trace:
         """The one that there is, once it has come; checked."""
         await fleet.until(lambda: len(self.all) == 1)
         trace = Trace(self.all[0])

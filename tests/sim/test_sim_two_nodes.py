@@ -3,7 +3,7 @@ neither. Every byte is checked by the engines; nothing may be held on either nod
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,10 +11,9 @@ import pytest
 from pdserve.engine.sim import SimConfig
 from pdserve.kvd.testing import RunningNode, running_node
 from pdserve.proxy.types import OnFailure
-from pdserve.rpc.errors import PeerLost
-from tests.sim.conftest import LONG, STEADY, Fleet
-
-Prompt = Callable[[int], tuple[int, ...]]
+from pdserve.rpc.errors import KvdUnavailable, PeerLost
+from tests.sim.deployment import LONG, STEADY
+from tests.sim.fleet import Fleet, Prompt
 
 GRACE_S = 0.5
 
@@ -95,6 +94,23 @@ async def test_a_client_that_goes_away_under_a_copy_leaves_nothing(mode: str, pr
         await two.fleet.until(lambda: two.a.free and two.b.free)
         tokens = prompt(100)
         assert (await two.fleet.ask(tokens, mode=mode)).token_ids == await two.fleet.alone(tokens)
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+@pytest.mark.parametrize("node", ["a", "b"])
+async def test_a_kvd_that_drains_on_either_node(node: str, mode: str, prompt: Prompt) -> None:
+    """Prefill's or decode's, and the proxy has not heard: decode computes the prompt, or the request ends with a word
+    of the drain, and after --undo the next one is handed over."""
+    async with running() as two:
+        kvd = (two.a if node == "a" else two.b).kvd.node
+        tokens = prompt(100)
+        await kvd.drained(0.0)
+        answer = await two.fleet.ask(tokens, mode=mode, on_failure="recompute")
+        assert (answer.token_ids, answer.recomputed_tokens) == (await two.fleet.alone(tokens), 100)
+        with pytest.raises(KvdUnavailable, match="drains"):
+            await two.fleet.ask(prompt(100), mode=mode)
+        kvd.undrain()
+        assert (await two.fleet.ask(prompt(100), mode=mode)).kv_bytes > 0
 
 
 async def test_a_link_that_breaks_for_a_moment_is_not_noticed(prompt: Prompt) -> None:

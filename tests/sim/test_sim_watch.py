@@ -8,8 +8,8 @@ import pytest
 from pdserve.bench.workload.lengths import Span
 from pdserve.planner.planning import metrics
 from pdserve.planner.planning.present import layout
-
-from .conftest import WAIT_S, Fleet
+from tests.sim.fleet import Fleet
+from tests.waiting import WAIT_S
 
 PROMPT, ANSWER = 64, 6
 WINDOW_S = 10.0

@@ -20,10 +20,12 @@ from pdserve.proxy.holding import Holding, Waited
 from pdserve.proxy.registry import Entry, Registry
 from pdserve.proxy.routing import Choice, Need, Router
 from pdserve.proxy.types import Role, Route
+from pdserve.proxy.waiting import comes, nobody
 from pdserve.rpc.errors import (
     DeadlinePassed,
     Draining,
     IncompatibleEngines,
+    KvdUnavailable,
     NoEngines,
     Overloaded,
     PdserveError,
@@ -61,10 +63,6 @@ class Claim:
     """Engines that failed it before."""
     decode_only: bool = False
     """Compute the prompt at a decode engine; `route` does not matter."""
-
-
-def _nobody() -> None:
-    """Who does not ask."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,16 +104,24 @@ class Admission:
         """Requests that wait, for credits or for engines."""
         return len(self._waiters) + len(self.holding)
 
-    def candidates(self, model: str, route: Route) -> list[Choice]:
-        """What could serve a request if it were empty; kept until the set of engines changes.
+    def candidates(self, model: str, route: Route, *, recompute: bool = False) -> list[Choice]:
+        """What could serve a request if it were empty; kept until the set of engines changes. `recompute`: where
+        kvd takes no hand-over, decode engines that compute the prompt could.
 
         Raises:
             NoEngines, IncompatibleEngines: nothing could.
+            KvdUnavailable: pairs could, if their kvds did not drain.
         """
         key = (model, route)
         kept = self._candidates.get(key)
         if kept is None or kept[0] != self._registry.version:
-            found = self._router.candidates(self._registry.routable(model), route)
+            engines = self._registry.routable(model)
+            try:
+                found = self._router.candidates(engines, route)
+            except KvdUnavailable:
+                if recompute:
+                    return self._router.alone(engines)
+                raise
             kept = self._candidates[key] = (self._registry.version, found)
         return kept[1]
 
@@ -136,7 +142,7 @@ class Admission:
             raise Overloaded(f"{self._length} requests wait already", queue=str(self._length))
 
     async def admit(
-        self, claim: Claim, deadline: float, *, again: bool = False, waits: Callable[[], None] = _nobody
+        self, claim: Claim, deadline: float, *, again: bool = False, waits: Callable[[], None] = nobody
     ) -> Grant:
         """Waits for credits until `deadline` (monotonic seconds) or the queue's own timeout. A
         request that was granted before and failed goes first (`again`) and is not bounded by the
@@ -147,6 +153,7 @@ class Admission:
             Overloaded: the queue is full, or the timeout passed.
             DeadlinePassed: the request's own deadline came first.
             NoEngines, IncompatibleEngines: nothing can serve it, now or while it waited.
+            KvdUnavailable: a pair could, but for a kvd that drains.
             Draining: the proxy takes nothing new, or has stopped.
         """
         if self._stopped:
@@ -160,24 +167,18 @@ class Admission:
         else:
             self._waiters.append(waiter)
         self.pump()
-        now = self._now()
-        wait = min(deadline - now, self._timeout)
+        if waiter.granted.done():
+            return waiter.granted.result()
+        left = deadline - self._now()
         try:
-            if waiter.granted.done():
-                return waiter.granted.result()
             waits()
-            async with asyncio.timeout(max(wait, 0.0)):
-                return await waiter.granted
-        except TimeoutError:
-            if waiter.granted.done() and not waiter.granted.cancelled():
-                return waiter.granted.result()  # in the turn of the loop in which its time was over: else it were lost
-            if deadline - now <= self._timeout:
-                raise DeadlinePassed("the request's deadline passed while it waited for credits") from None
-            raise Overloaded(
-                f"no engine had room for {claim.need.prompt} prompt tokens within {self._timeout:g} s"
-            ) from None
+            if await comes(waiter.granted, min(left, self._timeout)):
+                return waiter.granted.result()
+            if left <= self._timeout:
+                raise DeadlinePassed("the request's deadline passed while it waited for credits")
+            raise Overloaded(f"no engine had room for {claim.need.prompt} prompt tokens within {self._timeout:g} s")
         except asyncio.CancelledError:
-            if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
+            if waiter.granted.done() and waiter.granted.exception() is None:
                 grant = waiter.granted.result()  # granted and cancelled in the same turn of the loop
                 grant.release_prefill()
                 grant.release_decode()
@@ -188,13 +189,14 @@ class Admission:
                 self.pump()  # it may have kept engines from those behind it
 
     async def hold(
-        self, claims: Sequence[Claim], deadline: float, waited: Waited, *, waits: Callable[[], None] = _nobody
+        self, claims: Sequence[Claim], deadline: float, waited: Waited, *, waits: Callable[[], None] = nobody
     ) -> None:
         """Waits until a set of engines, if it were empty, could serve one of the claims; see Holding.until.
 
         Raises:
             NoEngines: none came in time.
             IncompatibleEngines: those that are there may not exchange KV, which waiting does not change.
+            KvdUnavailable: their kvd drains; an operator may take as long for that as he likes.
             DeadlinePassed, Draining: see Holding.until.
         """
 
@@ -203,11 +205,11 @@ class Admission:
             for claim in claims:
                 try:
                     self._check_possible(claim)
-                except (NoEngines, IncompatibleEngines) as error:
+                except (NoEngines, KvdUnavailable, IncompatibleEngines) as error:
                     raised.setdefault(type(error), error)
                 else:
                     return
-            raise raised.get(NoEngines) or raised[IncompatibleEngines]
+            raise raised.get(NoEngines) or raised.get(KvdUnavailable) or raised[IncompatibleEngines]
 
         await self.holding.until(possible, deadline, waited, waits)
 
@@ -215,7 +217,7 @@ class Admission:
         """Whether a set of engines, if it were empty, could serve the claim now."""
         try:
             self._check_possible(claim)
-        except (NoEngines, IncompatibleEngines):
+        except (NoEngines, KvdUnavailable, IncompatibleEngines):
             return False
         return True
 
@@ -285,6 +287,8 @@ class Admission:
     def _wants(self, entry: Entry, claim: Claim) -> bool:
         """Whether the claim could use this engine if it were empty."""
         need, card = claim.need, entry.card
+        if entry.kvd_draining and card.role is not Role.BOTH and not claim.decode_only:
+            return False
         if card.role is Role.PREFILL:
             usable = claim.route is not Route.COLOCATED and not claim.decode_only
             return usable and need.can_prefill(card)

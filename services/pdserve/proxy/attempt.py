@@ -15,11 +15,10 @@ import contextlib
 
 import structlog
 
-from pdserve.proxy import parts
 from pdserve.proxy.admission import Grant
 from pdserve.proxy.blame import at_fault
 from pdserve.proxy.brief import Brief
-from pdserve.proxy.course import DECODES, PREFILLS, Course, Side, on_our_clock
+from pdserve.proxy.course import Course
 from pdserve.proxy.legs import (
     DecodeEvent,
     Done,
@@ -31,8 +30,9 @@ from pdserve.proxy.legs import (
     Source,
     Tokens,
 )
+from pdserve.proxy.moments import Moments, Told
 from pdserve.proxy.owner import Owner
-from pdserve.proxy.types import Mode, Stamps
+from pdserve.proxy.types import Mode
 from pdserve.rpc.errors import (
     ConsumerFailed,
     PdserveError,
@@ -71,13 +71,7 @@ class Attempt:
         self._end_error: PdserveError | None = None
         self.prefill_error: PdserveError | None = None
         self.ready: Ready | None = None
-        self.prefill_sent_ns = self.ready_ns = self.decode_sent_ns = self.first_token_ns = 0
-        self.first_byte_ns = self.dispatched_ns = 0
-        """For the driver to say."""
-        self._began_ns = clock.monotonic_ns()
-        self._last_token_ns = self._ended_ns = 0
-        self._stamps = Stamps()
-        self._prefill_failed_ns = self._decode_failed_ns = 0
+        self.moments = Moments(began_ns=clock.monotonic_ns())
         self._done: Done | None = None
 
     @property
@@ -125,17 +119,14 @@ class Attempt:
             try:
                 event = await self._decode.receive()
             except PdserveError as error:
-                self._decode_failed_ns = self._clock.monotonic_ns()
+                self.moments.decode_failed_ns = self._clock.monotonic_ns()
                 if isinstance(error, TransferFailed):
                     raise await self._cause(error) from None
                 raise
             if isinstance(event, Tokens):
                 await failpoint(Point.PROXY_TOKEN)
-                self._last_token_ns = self._clock.monotonic_ns()
-                if not self.first_token_ns:
-                    self.first_token_ns = self._last_token_ns
-                    self._stamps = event.stamps or Stamps()
-                    self._disarm()
+                self.moments.token(event, self._clock.monotonic_ns())
+                self._disarm()
                 return event
             if isinstance(event, Done):
                 self._done = event
@@ -169,7 +160,7 @@ class Attempt:
         if self._ended:
             return
         self._ended, self._end_error = True, error
-        self._ended_ns = self._clock.monotonic_ns()
+        self.moments.ended_ns = self._clock.monotonic_ns()
         self._disarm()
         if self._decode is not None:
             self._decode.cancel(error or RequestCancelled("the answer is complete"))
@@ -179,66 +170,34 @@ class Attempt:
         elif error is not None:
             self._prefill.cancel(error)
 
-    def points(self, boot_id: str) -> dict[int, int]:
-        """What its legs have stamped so far, by Point, on our clock."""
-        found = {**self._prefill_side(boot_id).at, **self._decode_side(boot_id).at}
-        if self.first_token_ns:
-            found[parts.Point.TOKEN_RECEIVED] = self.first_token_ns
-        return found
-
     def course(self, boot_id: str) -> Course:
         """When it did what; to be asked once it is closed."""
-        prefill, decode = self._prefill_side(boot_id), self._decode_side(boot_id)
-        facts = self._done.facts if self._done is not None else None
-        if facts is None and self._decode is not None and self._decode.progress is not None:
-            facts = self._decode.progress.facts
-        return Course(
-            began_ns=self._began_ns,
-            dispatched_ns=self.dispatched_ns,
-            first_byte_ns=self.first_byte_ns,
-            last_token_ns=self._last_token_ns,
-            ended_ns=self._ended_ns,
-            points=self.points(boot_id),
-            unseen=prefill.unseen | decode.unseen,
-            prefill_clock=prefill.clock,
-            decode_clock=decode.clock,
-            facts=on_our_clock(facts, decode.clock) if facts is not None else None,
+        told = Told(
+            ready=self.ready,
+            done=self._done,
+            prefill_progress=self._prefill.progress if self._prefill is not None else None,
+            decode_progress=self._decode.progress if self._decode is not None else None,
         )
-
-    def _prefill_side(self, boot_id: str) -> Side:
-        if self._prefill is None:
-            return Side()
-        sent = self.prefill_sent_ns
-        if self.ready is not None:
-            return Side.heard(self.ready.stamps, PREFILLS, boot_id, sent, self.ready_ns)
-        return Side.failed(self._prefill.progress, PREFILLS, boot_id, sent, self._prefill_failed_ns)
-
-    def _decode_side(self, boot_id: str) -> Side:
-        if self._decode is None:
-            return Side()
-        sent = self.decode_sent_ns
-        if self.first_token_ns:
-            return Side.heard(self._stamps, DECODES, boot_id, sent, self.first_token_ns)
-        return Side.failed(self._decode.progress, DECODES, boot_id, sent, self._decode_failed_ns)
+        return self.moments.course(told, boot_id)
 
     def blame(self, error: PdserveError) -> str:
         """The engine that a retry should avoid; empty where neither is at fault."""
         # After the first token what was handed over has been read.
-        prefill = None if self.first_token_ns else self._grant.choice.prefill
+        prefill = None if self.moments.first_token_ns else self._grant.choice.prefill
         return at_fault(error, self.prefill_error, prefill, self._grant.choice.decode)
 
     def _open_prefill(self) -> None:
         brief, choice = self._brief, self._grant.choice
         assert choice.prefill is not None, "asked for a prefill leg"
         order = brief.prefill_order(choice.decode.locator)
-        self.prefill_sent_ns = self._clock.monotonic_ns()
+        self.moments.prefill_sent_ns = self._clock.monotonic_ns()
         self._prefill = self._legs.prefill(choice.prefill, order, brief.traceparent, self._left())
         self._owner.start(f"prefill of {brief.request_id}", self._watch_prefill(self._prefill))
 
     def _open_decode(self, source: Source | None) -> None:
         brief = self._brief
         order = brief.decode_order(source)
-        self.decode_sent_ns = self._clock.monotonic_ns()
+        self.moments.decode_sent_ns = self._clock.monotonic_ns()
         self._decode = self._legs.decode(self._grant.choice.decode, order, brief.traceparent, self._left())
 
     async def _watch_prefill(self, leg: Leg[PrefillEvent]) -> None:
@@ -250,7 +209,7 @@ class Attempt:
                 raise ProducerFailed("prefill ended without an offer")
             came_ns = self._clock.monotonic_ns()
             await failpoint(Point.PROXY_READY)
-            self.ready, self.ready_ns = event, came_ns
+            self.ready, self.moments.ready_ns = event, came_ns
             self._offered.set()
             async with asyncio.timeout(brief.release_timeout):
                 if not isinstance(await leg.receive(), Released):
@@ -270,7 +229,7 @@ class Attempt:
             self._prefill_over.set()
 
     def _prefill_failed(self, error: PdserveError) -> None:
-        self.prefill_error, self._prefill_failed_ns = error, self._clock.monotonic_ns()
+        self.prefill_error, self.moments.prefill_failed_ns = error, self._clock.monotonic_ns()
         if self._end_error is not None:
             return  # given up before, by us
         log.info(
@@ -281,7 +240,7 @@ class Attempt:
             reason=error.reason,
             error=error.message,
         )
-        if self._decode is None or self.first_token_ns or self._ended:
+        if self._decode is None or self.moments.first_token_ns or self._ended:
             return
         if self.ready is None:
             self._decode.cancel(error)

@@ -136,11 +136,11 @@ class Driver:
                         if (gap := history.gap(delta, self._clock.monotonic_ns())) is not None:
                             self._gap(gap, mode)
                         yield delta
-                        if attempt.first_byte_ns:
+                        if attempt.moments.first_byte_ns:
                             continue
                         # The face asks for more once it has written the first.
-                        attempt.first_byte_ns = self._clock.monotonic_ns()
-                        job.points.setdefault(Point.FIRST_BYTE_WRITTEN, attempt.first_byte_ns)
+                        attempt.moments.first_byte_ns = self._clock.monotonic_ns()
+                        job.points.setdefault(Point.FIRST_BYTE_WRITTEN, attempt.moments.first_byte_ns)
                     done = event
                     await attempt.finish()
                     attempt.close(None)
@@ -204,10 +204,10 @@ class Driver:
         return job.attempt
 
     def _dispatched(self, job: Job, history: History, attempt: Attempt) -> None:
-        attempt.dispatched_ns = self._clock.monotonic_ns()
+        attempt.moments.dispatched_ns = self._clock.monotonic_ns()
         if not history.telling.begun:
             point = Point.REDISPATCHED if history.fallbacks else Point.ROUTED
-            job.points[point] = attempt.dispatched_ns
+            job.points[point] = attempt.moments.dispatched_ns
 
     def _failed(self, job: Job, history: History, attempt: Attempt, error: PdserveError) -> Done | None:
         """None: the next attempt is prepared. Done: nothing of the answer is missing but decode's last
@@ -222,7 +222,7 @@ class Driver:
         if history.telling.complete:
             return Done(history.telling.count, 0, 0)
         again = error.retryable or isinstance(error, TicketRefused)  # a restarted engine, a ticket that waited too long
-        hand_over = isinstance(error, TransferFailed) and not attempt.first_token_ns
+        hand_over = isinstance(error, TransferFailed) and not attempt.moments.first_token_ns
         if not again or (hand_over and job.on_failure is OnFailure.FAIL):
             raise error
         if history.telling.begun:

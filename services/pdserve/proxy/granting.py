@@ -3,6 +3,8 @@
 First any that fit. After a failure others, then decode alone (under a cap on how many do so at once), then the failure.
 Where no engines could make an attempt at this moment, not even empty ones, the request is held for some: one that is
 replaced is gone before the next is there. After a failure only where the engines that failed are going.
+
+A kvd that drains begins no hand-over: who may have its prompt computed at decode gets that at once, under the same cap.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from pdserve.rpc.errors import (
     Draining,
     EngineDied,
     IncompatibleEngines,
+    KvdUnavailable,
     NoEngines,
     PdserveError,
 )
@@ -51,10 +54,18 @@ class Granting:
         again = False  # who was held has had a place in the queue
         while True:
             try:
+                if claim.decode_only:
+                    await self._permit(job, history)
                 grant = await self._admission.admit(claim, job.deadline, again=again)
             except NoEngines:
+                history.let_go()
                 await self._admission.hold((claim,), job.deadline, job.waited)
                 again = True
+            except KvdUnavailable:
+                if not _recomputes(job):
+                    raise
+                claim = replace(claim, decode_only=True)
+                history.begins_alone()
             else:
                 job.points[Point.ADMITTED] = self._clock.monotonic_ns()
                 return grant
@@ -63,8 +74,7 @@ class Granting:
         begun = history.telling.begun  # and then the failure that led here was counted against the bound
         pair = claim if begun or history.fallbacks < self._retries else None
         alone: Claim | None = None
-        recomputes = job.on_failure is OnFailure.RECOMPUTE and job.route is not Route.COLOCATED
-        if recomputes and (begun or not history.last_resort):
+        if _recomputes(job) and (begun or not history.last_resort):
             alone = replace(claim, decode_only=True, exclude=history.unable)
         claims = [one for one in (pair, alone) if one is not None]
         while claims:
@@ -81,7 +91,7 @@ class Granting:
                 history.outlived = True
             try:
                 await self._admission.hold(claims, job.deadline, job.waited, waits=history.waits)
-            except (NoEngines, IncompatibleEngines):
+            except (NoEngines, KvdUnavailable, IncompatibleEngines):
                 break  # the failure itself says more
         raise failure
 
@@ -90,7 +100,7 @@ class Granting:
         if pair is not None:
             try:
                 grant = await self._admission.admit(pair, job.deadline, again=True, waits=history.waits)
-            except (NoEngines, IncompatibleEngines):
+            except (NoEngines, KvdUnavailable, IncompatibleEngines):
                 pass
             else:
                 history.moved(alone=False)
@@ -115,3 +125,8 @@ class Granting:
         except TimeoutError:
             raise DeadlinePassed("the request's deadline passed before its prompt could be computed again") from None
         history.permit = self._recomputes
+
+
+def _recomputes(job: Job) -> bool:
+    """Whether its prompt may be computed at decode where it cannot be handed over."""
+    return job.on_failure is OnFailure.RECOMPUTE and job.route is not Route.COLOCATED

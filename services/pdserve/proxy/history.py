@@ -31,7 +31,7 @@ class History:
     unable: frozenset[str] = frozenset()
     """Those of them that cannot compute it alone either."""
     alone: bool = False
-    """This attempt computes the prompt at decode because hand-overs failed."""
+    """This attempt computes the prompt at decode because hand-overs failed, or none can be begun."""
     last_resort: bool = False
     """That was tried before the first token."""
     error: PdserveError | None = None
@@ -82,6 +82,10 @@ class History:
         if self.permit is not None:
             self.permit.release()
             self.permit = None
+
+    def begins_alone(self) -> None:
+        """Its first attempt computes the prompt at decode: no hand-over can be begun."""
+        self.alone = self.last_resort = True
 
     def moved(self, *, alone: bool) -> None:
         """Another attempt has its engines."""

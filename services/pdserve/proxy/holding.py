@@ -12,13 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pdserve.proxy.waiting import comes, nobody
 from pdserve.rpc.errors import DeadlinePassed, Draining, NoEngines, PdserveError
 
 T = TypeVar("T")
-
-
-def _nobody() -> None:
-    """Who does not ask."""
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ class Holding:
         self._at_once(possible, waited)
 
     async def until(
-        self, possible: Callable[[], T], deadline: float, waited: Waited, waits: Callable[[], None] = _nobody
+        self, possible: Callable[[], T], deadline: float, waited: Waited, waits: Callable[[], None] = nobody
     ) -> T:
         """What `possible` gives as soon as it does not raise NoEngines. It neither blocks nor changes anything;
         `deadline` is the request's, in monotonic seconds, and so is `waited`, to which this wait is added; `waits` is
@@ -79,9 +76,7 @@ class Holding:
         began, before = self._now(), waited.seconds
         left, patience = deadline - began, self._timeout - before
         try:
-            # Not asyncio.timeout: where both come in one turn of the loop, that would lose what was found.
-            await asyncio.wait((held.done,), timeout=max(min(left, patience), 0.0))
-            if held.done.done():
+            if await comes(held.done, min(left, patience)):
                 answer: T = held.done.result()
                 return answer
             if left <= patience:

@@ -16,8 +16,15 @@ from pdserve.proxy.registry import Registry
 from pdserve.proxy.routing import Choice, unpaired_because
 from pdserve.proxy.tokenizing.shelf import Shelf
 from pdserve.proxy.trace import RandomBytes
-from pdserve.proxy.types import Ask, Chat, Event, Mode, TokenIds
-from pdserve.rpc.errors import DeadlinePassed, IncompatibleEngines, NoEngines, PdserveError, Unavailable
+from pdserve.proxy.types import Ask, Chat, Event, Mode, OnFailure, TokenIds
+from pdserve.rpc.errors import (
+    DeadlinePassed,
+    IncompatibleEngines,
+    KvdUnavailable,
+    NoEngines,
+    PdserveError,
+    Unavailable,
+)
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.log import about
 
@@ -106,26 +113,31 @@ class Inference:
         Raises:
             Draining: the proxy takes nothing new.
             NoEngines: there are no engines; says what is missing.
+            KvdUnavailable: there are, but a kvd drains, and prompts are not to be computed at decode meanwhile.
             Unavailable: there are, and no tokenizer.
         """
         self.check_open()
         found: list[str] = []
         missing: list[str] = []
-        mute: list[str] = []
+        no_tokenizer: list[str] = []
+        drains = False
+        recompute = self._config.on_failure is OnFailure.RECOMPUTE
         for model in self._registry.models():
             try:
-                self._admission.candidates(model, self._config.route)
-            except (NoEngines, IncompatibleEngines) as error:
+                self._admission.candidates(model, self._config.route, recompute=recompute)
+            except (NoEngines, KvdUnavailable, IncompatibleEngines) as error:
                 missing.append(f"{model}: {error.message}")
+                drains = drains or isinstance(error, KvdUnavailable)
                 continue
             if why := self._shelf.lacking(model):
-                mute.append(why)
+                no_tokenizer.append(why)
             else:
                 found.append(model)
-        if mute and not found:
-            raise Unavailable("; ".join((*mute, *missing)))
+        if no_tokenizer and not found:
+            raise Unavailable("; ".join((*no_tokenizer, *missing)))
         if not found:
-            raise NoEngines("; ".join(missing) or "no engine is registered")
+            kind = KvdUnavailable if drains else NoEngines
+            raise kind("; ".join(missing) or "no engine is registered")
         return found
 
     @contextmanager
@@ -144,7 +156,7 @@ class Inference:
 
         Raises:
             InvalidRequest and its kinds: what can never succeed.
-            NoEngines, IncompatibleEngines, Overloaded, Draining, Unavailable: what cannot now.
+            NoEngines, IncompatibleEngines, KvdUnavailable, Overloaded, Draining, Unavailable: what cannot now.
             DeadlinePassed: it took longer than the client waits.
         """
         now = self._clock.monotonic()
@@ -153,7 +165,7 @@ class Inference:
         about(request_id=request_id, trace_id=context.trace_id)
         self._admission.check_room()
         validate.check_ask(ask, self._bounds)
-        route = ask.route or self._config.route
+        route, on_failure = ask.route or self._config.route, ask.on_failure or self._config.on_failure
         timeout = min(ask.timeout or self._config.request_timeout, self._config.request_timeout)
         deadline = now + timeout
 
@@ -169,7 +181,7 @@ class Inference:
 
         def candidates() -> Sequence[Choice]:
             self.check_open()
-            return self._admission.candidates(model, route)
+            return self._admission.candidates(model, route, recompute=on_failure is OnFailure.RECOMPUTE)
 
         self._admission.holding.check(candidates, waited)
         prompt = await self._shelf.tokenize(model, ask.prompt, max(deadline - self._clock.monotonic(), 0.0))
@@ -188,7 +200,7 @@ class Inference:
             sampling=sampling,
             mode=ask.mode or self._config.mode,
             route=route,
-            on_failure=ask.on_failure or self._config.on_failure,
+            on_failure=on_failure,
             deadline=deadline,
             points={Point.RECEIVED: received_ns, Point.TOKENIZED: tokenized_ns},
             chat=isinstance(ask.prompt, Chat),

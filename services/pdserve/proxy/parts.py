@@ -104,13 +104,13 @@ def intervals(points: Mapping[int, int], path: Chain, start_ns: int, end_ns: int
     point that another host's clock puts outside counts as being at the edge. `mode`: how the KV comes; None: it
     does not, or not yet."""
     # A wait for KV that begins while prefill computes would be prefill's time under another name.
-    mute = BESIDE if mode is Mode.WRITE and Point.PREFILL_FORWARD_END not in points else frozenset[Point]()
+    hidden = BESIDE if mode is Mode.WRITE and Point.PREFILL_FORWARD_END not in points else frozenset[Point]()
     latest = start_ns
     explained = True
     found: list[Interval] = []
     for point, name in path:
         at = points.get(point)
-        if at is None or point in mute:
+        if at is None or point in hidden:
             explained = False
             continue
         at = max(latest, min(at, end_ns))

@@ -63,6 +63,8 @@ class Entry:
     stalled: int = 0
     """Beats in a row whose step counter stood still while work waited."""
     stuck: bool = False
+    kvd_draining: bool = False
+    """Its kvd takes no new hand-overs: it serves what needs none."""
 
     @property
     def routable(self) -> bool:
@@ -214,6 +216,7 @@ class Registry:
             steps=beat.steps,
             beat=beat.beat,
             heard_at=now,
+            kvd_draining=beat.kvd_draining,
         )
         self._entries[beat.engine_id] = entry
         self._by_address[beat.grpc_address] = beat.engine_id
@@ -223,8 +226,8 @@ class Registry:
     def _update(self, entry: Entry, beat: Beat, now: float) -> list[Change]:
         stands = beat.steps == entry.steps and beat.waiting > 0 and entry.waiting > 0
         entry.stalled = entry.stalled + 1 if stands else 0
-        if entry.draining != (beat.state == "draining"):
-            entry.draining = beat.state == "draining"
+        if (entry.draining, entry.kvd_draining) != (beat.state == "draining", beat.kvd_draining):
+            entry.draining, entry.kvd_draining = beat.state == "draining", beat.kvd_draining
             self.version += 1
         entry.card = _card(beat)
         entry.free_kv_tokens, entry.running, entry.waiting = beat.free_kv_tokens, beat.running, beat.waiting

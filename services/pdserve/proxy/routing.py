@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdserve.proxy.credits import Ledger, blocks_round_up
 from pdserve.proxy.registry import Entry
 from pdserve.proxy.types import EngineCard, Role, Route
-from pdserve.rpc.errors import IncompatibleEngines, NoEngines, PdserveError
+from pdserve.rpc.errors import IncompatibleEngines, KvdUnavailable, NoEngines, PdserveError
 
 
 def room(card: EngineCard) -> int:
@@ -72,6 +72,7 @@ class Router:
         Raises:
             NoEngines: no pair, or no colocated engine, under this route.
             IncompatibleEngines: prefill and decode engines, but none that share an identity.
+            KvdUnavailable: pairs, but the kvds of all drain.
         """
         found: list[Choice] = []
         left = [entry for entry in engines if entry.card.engine_id not in exclude]
@@ -83,6 +84,17 @@ class Router:
         if not found:
             raise why_none(left, route)
         return found
+
+    def alone(self, engines: Sequence[Entry]) -> list[Choice]:
+        """What could compute a prompt and answer it, with no prefill leg, if it were empty.
+
+        Raises:
+            NoEngines: prefill engines at most.
+        """
+        able = [entry for entry in engines if entry.card.role is not Role.PREFILL]
+        if not able:
+            raise NoEngines("no decode engine can be routed to")
+        return [Choice(None, _roomiest(able))]
 
     def choose(
         self,
@@ -144,6 +156,10 @@ def why_none(engines: Sequence[Entry], route: Route) -> PdserveError:
     """The error that says by name what is missing among the routable engines of a model."""
     roles = {role: [e for e in engines if e.card.role is role] for role in Role}
     counts = ", ".join(f"{len(found)} {role.value}" for role, found in roles.items())
+    drain = [entry for entry in engines if entry.kvd_draining]
+    if route is not Route.COLOCATED and _classes(engines, handing_over=False) and drain:
+        whose = ", ".join(f"{e.card.role.value} engine {e.card.engine_id}" for e in drain)
+        return KvdUnavailable(f"kvd drains and takes no new transfers: of {whose}")
     if route is not Route.COLOCATED and roles[Role.PREFILL] and roles[Role.DECODE]:
         ours, theirs = roles[Role.PREFILL][0].card, roles[Role.DECODE][0].card
         differs = identity_difference(ours, theirs)
@@ -163,10 +179,12 @@ def identity_difference(prefill: EngineCard, decode: EngineCard) -> dict[str, st
 
 
 def unpaired_because(entry: Entry, engines: Sequence[Entry]) -> str:
-    """Why a prefill or decode engine has no partner; empty where it has one, or needs none."""
+    """Why a prefill or decode engine takes part in no hand-over; empty where it does, or needs none."""
     other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}.get(entry.card.role)
     if other is None:
         return ""
+    if entry.kvd_draining:
+        return "its kvd drains: no hand-over is begun with it"
     partners = [e.card for e in engines if e.card.role is other and e.card.model == entry.card.model]
     if not partners:
         return f"no {other.value} engine for {entry.card.model}"
@@ -190,12 +208,13 @@ def _roomiest(entries: Iterable[Entry]) -> EngineCard:
     return max((entry.card for entry in entries), key=room)
 
 
-def _classes(engines: Iterable[Entry]) -> list[tuple[list[Entry], list[Entry]]]:
-    """Prefill and decode engines of each identity that has both."""
+def _classes(engines: Iterable[Entry], *, handing_over: bool = True) -> list[tuple[list[Entry], list[Entry]]]:
+    """Prefill and decode engines of each identity that has both. `handing_over`: only those whose kvd takes new
+    transfers."""
     classes: dict[tuple[tuple[str, str], ...], tuple[list[Entry], list[Entry]]] = {}
     for entry in engines:
         role = entry.card.role
-        if role is Role.BOTH:
+        if role is Role.BOTH or (handing_over and entry.kvd_draining):
             continue
         prefills, decodes = classes.setdefault(entry.card.identity, ([], []))
         (prefills if role is Role.PREFILL else decodes).append(entry)

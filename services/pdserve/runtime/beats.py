@@ -82,6 +82,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids are below it; 0: not told."""
     layout: str = ""
     """How its KV lies, in words: for whoever reads why two engines do not fit."""
+    kvd_draining: bool = False
+    """Its kvd takes no new hand-overs; the engine itself computes."""
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):

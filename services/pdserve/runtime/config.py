@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from pdserve.rpc.errors import ConfigError
+from pdserve.rpc.key_file import exposed, read_key_file
 
 log = structlog.get_logger(__name__)
 
@@ -43,16 +44,16 @@ def load_cluster_key(path: Path | None = None, environ: Mapping[str, str] = os.e
     """Reads the key of `path`, else of PDSERVE_CLUSTER_KEY_FILE, else takes INSECURE_KEY.
 
     Raises:
-        ConfigError: the file cannot be read, or holds fewer than MIN_KEY_BYTES.
+        ConfigError: the file cannot be read, may be opened by others (see `read_key_file`), or holds fewer than
+            MIN_KEY_BYTES.
     """
     if path is None and environ.get(KEY_FILE_VARIABLE):
         path = Path(environ[KEY_FILE_VARIABLE])
     if path is None:
         return ClusterKey(INSECURE_KEY, given=False)
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"cluster key file {path}: {error.strerror}") from error
+    secret = read_key_file(path).strip()
+    if why := exposed(path):
+        log.warning("cluster_key_exposed", why=why)
     if len(secret) < MIN_KEY_BYTES:
         raise ConfigError(f"cluster key file {path} holds {len(secret)} bytes, at least {MIN_KEY_BYTES} are needed")
     return ClusterKey(secret, given=True)

@@ -3,8 +3,7 @@ when it is over, and unlike each other. From docs/field-failures.md."""
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -12,14 +11,8 @@ import pytest
 from pdserve.api.common.v1 import common_pb2
 from pdserve.rpc import errors
 from pdserve.rpc.status import to_error
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-    from tests.sim.services.conftest import Legs
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
-LegsOf = Callable[["Fleet"], "Legs"]
+from tests.sim.fleet import Fleet, Launch, Prompt
+from tests.sim.services.legs import Legs
 
 BLOCK = 16
 TOKENS = 40
@@ -27,7 +20,7 @@ FAST = 1e12
 BOTH = pytest.mark.parametrize("mode", ["read", "write"])
 
 
-async def both_legs(fleet: "Fleet", legs: "Legs", mode: str, tokens: tuple[int, ...]) -> dict[str, Any]:
+async def both_legs(fleet: Fleet, legs: Legs, mode: str, tokens: tuple[int, ...]) -> dict[str, Any]:
     """The two calls of one hand-over, as the proxy opens them in its mode."""
     tid, prefill, decode = os.urandom(16), fleet.prefills[0], fleet.decodes[0]
     if mode == "write":
@@ -40,14 +33,12 @@ async def both_legs(fleet: "Fleet", legs: "Legs", mode: str, tokens: tuple[int, 
 
 @BOTH
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-async def test_both_ends_are_left_while_blocks_move(
-    launch: Launch, legs_of: LegsOf, prompt: Prompt, mode: str, first: str
-) -> None:
+async def test_both_ends_are_left_while_blocks_move(launch: Launch, prompt: Prompt, mode: str, first: str) -> None:
     """One caller goes away in the middle of a copy, and then the other: no block is free under the copy, and every
     block of both sides is when it has ended."""
     fleet = await launch(bandwidth=FAST)
     fleet.link.shut()
-    calls = await both_legs(fleet, legs_of(fleet), mode, prompt(TOKENS))
+    calls = await both_legs(fleet, Legs(fleet), mode, prompt(TOKENS))
     await fleet.link.reached()
     sides = {"prefill": fleet.prefills[0], "decode": fleet.decodes[0]}
     order = [first, *(side for side in sides if side != first)]
@@ -63,14 +54,12 @@ async def test_both_ends_are_left_while_blocks_move(
 
 
 @BOTH
-async def test_kv_that_fills_decodes_pool_to_the_last_block(
-    launch: Launch, legs_of: LegsOf, prompt: Prompt, mode: str
-) -> None:
+async def test_kv_that_fills_decodes_pool_to_the_last_block(launch: Launch, prompt: Prompt, mode: str) -> None:
     """Four hand-overs fill decode's pool exactly, and each answer needs one block more than there is: they make room
     for each other, and all end with the right tokens."""
     fleet = await launch(prefills=0, decodes=0, prefix_cache=False, bandwidth=FAST)
     await fleet.host("prefill")
-    decode, legs = await fleet.host("decode", num_blocks=8), legs_of(fleet)
+    decode, legs = await fleet.host("decode", num_blocks=8), Legs(fleet)
     prompts = [prompt(2 * BLOCK) for _ in range(4)]
     fleet.link.shut()
     calls = [await both_legs(fleet, legs, mode, tokens) for tokens in prompts]
@@ -82,11 +71,11 @@ async def test_kv_that_fills_decodes_pool_to_the_last_block(
     assert decode.engine.preemptions > 0
 
 
-async def test_a_ticket_whose_blocks_are_anothers_now(launch: Launch, legs_of: LegsOf, prompt: Prompt) -> None:
+async def test_a_ticket_whose_blocks_are_anothers_now(launch: Launch, prompt: Prompt) -> None:
     """An offer is given up and its blocks, which are the whole pool, hold the next prompt: the first ticket gets the
     reason of its end and no byte of that prompt, and the second one its answer."""
     fleet = await launch(num_blocks=3)
-    prefill, decode, legs = fleet.prefills[0], fleet.decodes[0], legs_of(fleet)
+    prefill, decode, legs = fleet.prefills[0], fleet.decodes[0], Legs(fleet)
     mine, others = prompt(TOKENS), prompt(TOKENS)
     old, new = os.urandom(16), os.urandom(16)
     held = await legs.prefill(prefill, old, mine, "read")
@@ -111,7 +100,7 @@ async def test_a_ticket_whose_blocks_are_anothers_now(launch: Launch, legs_of: L
     await legs.released(kept)
 
 
-async def test_an_unlike_engine_that_may_recompute_lives_on(fleet: "Fleet", legs: "Legs", prompt: Prompt) -> None:
+async def test_an_unlike_engine_that_may_recompute_lives_on(fleet: Fleet, legs: Legs, prompt: Prompt) -> None:
     """A ticket of an engine of another identity, with leave to recompute: the request is refused by name, prefill's
     blocks come back at once, and the engine that refused answers the next one."""
     other, tokens, tid = await fleet.host("decode", identity={"kv_dtype": "other"}), prompt(TOKENS), os.urandom(16)

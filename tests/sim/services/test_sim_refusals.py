@@ -2,8 +2,8 @@
 tickets, ids used twice, engines that may not exchange KV. The other leg hears of it at once and nothing is held."""
 
 import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,25 +11,20 @@ import pytest
 from pdserve.kvd.types import Ticket
 from pdserve.rpc import errors
 from pdserve.runtime.signing import Kind, Signer
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-    from tests.sim.services.conftest import Legs
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Prompt
+from tests.sim.services.legs import Legs
 
 TOKENS = 40
 
 
-async def offered(fleet: "Fleet", legs: "Legs", tokens: tuple[int, ...]) -> tuple[bytes, bytes, Any]:
+async def offered(fleet: Fleet, legs: Legs, tokens: tuple[int, ...]) -> tuple[bytes, bytes, Any]:
     """A READ that prefill has offered: its id, its ticket, and the open leg."""
     tid = os.urandom(16)
     leg = await legs.prefill(fleet.prefills[0], tid, tokens, "read")
     return tid, (await leg.read()).ready.ticket, leg
 
 
-def ticket_of(fleet: "Fleet", tid: bytes, tokens: int = TOKENS, *, expires_in: float = 60.0, key: bytes = b"") -> bytes:
+def ticket_of(fleet: Fleet, tid: bytes, tokens: int = TOKENS, *, expires_in: float = 60.0, key: bytes = b"") -> bytes:
     """A ticket of the first prefill engine, signed under the cluster's key or another."""
     service = fleet.prefills[0]
     locator = service.engine.info.locator(f"unix:{fleet.kvd.socket}")
@@ -43,7 +38,7 @@ def flip(signed: bytes, at: int) -> bytes:
     return signed[:at] + bytes([signed[at] ^ 1]) + signed[at + 1 :]
 
 
-Bad = Callable[["Fleet", bytes, bytes], bytes]
+Bad = Callable[[Fleet, bytes, bytes], bytes]
 
 TICKETS: list[tuple[str, Bad, type[errors.PdserveError]]] = [
     ("a bit of the payload flipped", lambda fleet, tid, good: flip(good, 20), errors.TicketForged),
@@ -70,7 +65,7 @@ TICKETS: list[tuple[str, Bad, type[errors.PdserveError]]] = [
 
 @pytest.mark.parametrize(("make", "kind"), [row[1:] for row in TICKETS], ids=[row[0] for row in TICKETS])
 async def test_a_bad_ticket(
-    fleet: "Fleet", legs: "Legs", prompt: Prompt, make: Bad, kind: type[errors.PdserveError]
+    fleet: Fleet, legs: Legs, prompt: Prompt, make: Bad, kind: type[errors.PdserveError]
 ) -> None:
     """Decode refuses it by name before its engine is asked, and prefill's offer is let go at once."""
     tokens = prompt(TOKENS)
@@ -92,7 +87,7 @@ LOCATORS: list[tuple[str, Bad, type[errors.PdserveError]]] = [
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize(("make", "kind"), [row[1:] for row in LOCATORS], ids=[row[0] for row in LOCATORS])
 async def test_a_bad_locator(
-    fleet: "Fleet", legs: "Legs", prompt: Prompt, make: Bad, kind: type[errors.PdserveError], side: str
+    fleet: Fleet, legs: Legs, prompt: Prompt, make: Bad, kind: type[errors.PdserveError], side: str
 ) -> None:
     """In WRITE each leg checks the other's locator; the leg that was asked rightly hears that its peer failed."""
     tokens, tid = prompt(TOKENS), os.urandom(16)
@@ -110,7 +105,7 @@ async def test_a_bad_locator(
     await fleet.settled(5)
 
 
-async def test_a_ticket_used_twice(fleet: "Fleet", legs: "Legs", prompt: Prompt) -> None:
+async def test_a_ticket_used_twice(fleet: Fleet, legs: Legs, prompt: Prompt) -> None:
     """By two services: kvd gives the blocks to the first, whose answer the second does not disturb."""
     other, tokens = await fleet.host("decode"), prompt(TOKENS)
     tid, ticket, held = await offered(fleet, legs, tokens)
@@ -123,7 +118,7 @@ async def test_a_ticket_used_twice(fleet: "Fleet", legs: "Legs", prompt: Prompt)
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-async def test_a_transfer_id_used_twice_at_once(fleet: "Fleet", legs: "Legs", prompt: Prompt, mode: str) -> None:
+async def test_a_transfer_id_used_twice_at_once(fleet: Fleet, legs: Legs, prompt: Prompt, mode: str) -> None:
     """The second user of an id is refused on either side while the first is served, and after it too."""
     tokens, tid = prompt(TOKENS), os.urandom(16)
     prefill, decode = fleet.prefills[0], fleet.decodes[0]
@@ -148,7 +143,7 @@ async def test_a_transfer_id_used_twice_at_once(fleet: "Fleet", legs: "Legs", pr
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-async def test_the_words_of_an_ended_epoch(fleet: "Fleet", legs: "Legs", prompt: Prompt, mode: str) -> None:
+async def test_the_words_of_an_ended_epoch(fleet: Fleet, legs: Legs, prompt: Prompt, mode: str) -> None:
     """A prefill engine is restarted: its old ticket and its old locator are refused at once, though well signed."""
     tokens, ended = prompt(TOKENS), fleet.prefills[0]
     tid, ticket, _ = await offered(fleet, legs, tokens)
@@ -170,7 +165,7 @@ DIFFERENCES = ["model", "weights", "dtype", "kv_dtype", "kv_heads", "attention_l
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-async def test_engines_that_may_not_exchange_kv(fleet: "Fleet", legs: "Legs", prompt: Prompt, name: str) -> None:
+async def test_engines_that_may_not_exchange_kv(fleet: Fleet, legs: Legs, prompt: Prompt, name: str) -> None:
     """Each service refuses the other's words where one name of the identity differs, and says which and how either's
     KV lies; before prefill has computed anything."""
     shapes: dict[str, dict[str, Any]] = {
@@ -208,7 +203,7 @@ PREFILL_ROWS: list[tuple[str, dict[str, Any], type[errors.PdserveError]]] = [
 
 @pytest.mark.parametrize(("fields", "kind"), [row[1:] for row in PREFILL_ROWS], ids=[row[0] for row in PREFILL_ROWS])
 async def test_prefill_checks_for_itself(
-    fleet: "Fleet", legs: "Legs", prompt: Prompt, fields: dict[str, Any], kind: type[errors.PdserveError]
+    fleet: Fleet, legs: Legs, prompt: Prompt, fields: dict[str, Any], kind: type[errors.PdserveError]
 ) -> None:
     """Whatever the proxy let pass; a decode leg that waits for this producer hears of it."""
     tid, tokens = fields.get("transfer_id", os.urandom(16)), prompt(TOKENS)

@@ -7,8 +7,7 @@ proxy's admission, which would not let them.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -16,13 +15,8 @@ import pytest
 from pdserve.kvd.limits import Limits
 from pdserve.rpc import errors
 from pdserve.rpc.status import to_error
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet
-    from tests.sim.services.conftest import Legs
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
+from tests.sim.fleet import Fleet, Launch, Prompt
+from tests.sim.services.legs import Legs
 
 TOKENS = 60  # 4 blocks, which hold the answer too
 REQUESTS = 100
@@ -32,7 +26,7 @@ LIMITS = Limits(accept=1.5, park=2.5, tie=0.03)  # a hundred ties take longer th
 class Caller:
     """Plays the proxy, but for its order."""
 
-    def __init__(self, fleet: "Fleet", legs: "Legs", mode: str) -> None:
+    def __init__(self, fleet: Fleet, legs: Legs, mode: str) -> None:
         self._fleet = fleet
         self._legs = legs
         self._mode = mode
@@ -77,13 +71,11 @@ class Caller:
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-async def test_opposite_orders_all_end(
-    launch: Launch, legs_of: Callable[["Fleet"], "Legs"], prompt: Prompt, mode: str
-) -> None:
+async def test_opposite_orders_all_end(launch: Launch, prompt: Prompt, mode: str) -> None:
     """A hundred requests, pools of two prompts: every one is answered; ties are broken, each at the cost of one
     request that both legs hear of, and none ends by a time to live."""
     fleet = await launch(limits=LIMITS, num_blocks=8, prefix_cache=False)
-    caller = Caller(fleet, legs_of(fleet), mode)
+    caller = Caller(fleet, Legs(fleet), mode)
     prompts = [prompt(TOKENS) for _ in range(REQUESTS)]
     answers = await asyncio.wait_for(caller.all(prompts), 50)
     assert answers == [list(await fleet.alone(tokens, 4)) for tokens in prompts]

@@ -11,8 +11,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -20,14 +19,9 @@ import pytest
 from pdserve.kvd.limits import Limits
 from pdserve.rpc import errors
 from pdserve.rpc.status import to_error
-
-if TYPE_CHECKING:
-    from tests.sim.conftest import Fleet, Service
-    from tests.sim.services.conftest import Legs
-
-Prompt = Callable[[int], tuple[int, ...]]
-Launch = Callable[..., Awaitable["Fleet"]]
-LegsOf = Callable[["Fleet"], "Legs"]
+from tests.sim.fleet import Fleet, Launch, Prompt
+from tests.sim.hosted import Service
+from tests.sim.services.legs import Legs
 
 BLOCK = 16
 BLOCKS = 8
@@ -61,7 +55,7 @@ class Front:
     """One proxy: at most as many requests at once as fit, first come first served, legs in a proxy's order. A request
     that a tie was broken at keeps its place and is tried again under another id."""
 
-    def __init__(self, fleet: "Fleet", legs: "Legs", mode: str, rng: random.Random, course: Course) -> None:
+    def __init__(self, fleet: Fleet, legs: Legs, mode: str, rng: random.Random, course: Course) -> None:
         self._fleet = fleet
         self._legs = legs
         self._mode = mode
@@ -99,7 +93,7 @@ class Front:
         assert reasons == [errors.TieBroken, errors.TieBroken], reasons
         return None
 
-    async def _give(self, prefill: "Service", decode: "Service", tid: bytes, prompt: tuple[int, ...]) -> Any:
+    async def _give(self, prefill: Service, decode: Service, tid: bytes, prompt: tuple[int, ...]) -> Any:
         peer = self._fleet.card(decode).locator
         return await self._legs.prefill(prefill, tid, prompt, self._mode, peer_locator=peer)
 
@@ -108,14 +102,14 @@ class Front:
 @pytest.mark.parametrize("fronts", [2, 10])
 @pytest.mark.parametrize("pairs", [1, 2])
 async def test_past_the_credits_all_end(
-    launch: Launch, legs_of: LegsOf, rng: random.Random, prompt: Prompt, pairs: int, fronts: int, mode: str
+    launch: Launch, rng: random.Random, prompt: Prompt, pairs: int, fronts: int, mode: str
 ) -> None:
     """Answers that outgrow decode's pool, several fronts, one pair or two that are mixed at random: every request is
     answered. For each time that it is tried, and on each pair, at most as many that were sent later are before it as
     all fronts have under way at once. A READ knows no ties, since decode takes nothing that is not on offer."""
     fleet = await launch(prefills=pairs, decodes=pairs, limits=LIMITS, num_blocks=BLOCKS, token_budget=32)
     course = Course()
-    all_fronts = [Front(fleet, legs_of(fleet), mode, rng, course) for _ in range(fronts)]
+    all_fronts = [Front(fleet, Legs(fleet), mode, rng, course) for _ in range(fronts)]
     asked = [
         front.ask(prompt(rng.randrange(3 * BLOCK, 4 * BLOCK)), ANSWER)
         for _ in range(60 // fronts)
@@ -138,14 +132,14 @@ async def test_past_the_credits_all_end(
 @pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 async def test_what_can_never_fit_is_refused_by_the_service(
-    launch: Launch, legs_of: LegsOf, prompt: Prompt, side: str, mode: str
+    launch: Launch, prompt: Prompt, side: str, mode: str
 ) -> None:
     """One block more than one side's pool has: that service refuses at its door, before a step of its engine; the other
     leg hears of it at once and holds nothing."""
     fleet = await launch(prefills=0, decodes=0, limits=LIMITS)
     prefill = await fleet.host("prefill", num_blocks=4 if side == "prefill" else 8)
     decode = await fleet.host("decode", num_blocks=4 if side == "decode" else 8)
-    legs, tid, tokens = legs_of(fleet), os.urandom(16), prompt(4 * BLOCK + 1)
+    legs, tid, tokens = Legs(fleet), os.urandom(16), prompt(4 * BLOCK + 1)
     if mode == "write":
         taken = await legs.decode(decode, tid, tokens)
         given = await legs.prefill(prefill, tid, tokens, mode)

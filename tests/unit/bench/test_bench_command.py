@@ -243,7 +243,7 @@ def test_a_light_installation_says_what_is_missing() -> None:
     code = "import sys; sys.modules['msgspec'] = None; from pdserve.cli.__main__ import main; main(['bench'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
-    assert done.stderr == "pdserve: `pdserve bench` needs msgspec: pip install 'pdserve[bench]' (CONFIG)\n"
+    assert done.stderr == "pdserve: `pdserve bench` needs msgspec: install pdserve with the extra `bench` (CONFIG)\n"
 
 
 def test_infinity_is_no_rate() -> None:

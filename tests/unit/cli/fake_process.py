@@ -66,8 +66,9 @@ def main() -> int:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--engines", nargs="*", default=[])
     parser.add_argument("--die", type=int, default=None, help="end at once with this status")
+    parser.add_argument("--says", default="something is wrong", help="what it says then")
     parser.add_argument("--die-again", type=Path, help="end at once with status 3, but for the first time")
-    parser.add_argument("--mute-again", type=Path, help="serve the first time only")
+    parser.add_argument("--serve-once", type=Path, help="serve the first time only")
     parser.add_argument("--child", type=Path, help="start a process that outlives us; the file gets its pid")
     parser.add_argument("--helper", type=Path, help="start a process that makes this file when it gets SIGTERM")
     parser.add_argument("--stubborn", action="store_true", help="take no notice of SIGTERM")
@@ -78,7 +79,7 @@ def main() -> int:
     args = parser.parse_args()
     print(f"fake {args.name} begins", flush=True)
     if args.die is not None:
-        print("something is wrong", flush=True)
+        print(args.says, flush=True)
         return int(args.die)
     if args.die_again and has_lived(args.die_again):
         print("not again", flush=True)
@@ -106,7 +107,7 @@ def main() -> int:
             handler("pdserve.api.serving.v1.Inference", "GetTopology", known),
         ]
     )
-    if not (args.mute_again and has_lived(args.mute_again)):
+    if not (args.serve_once and has_lived(args.serve_once)):
         server.add_insecure_port(args.listen)
     server.start()
     stop.wait(60)

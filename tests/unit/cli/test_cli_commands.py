@@ -1,10 +1,12 @@
 """The commands, against a fake proxy over real gRPC."""
 
 import dataclasses
+import http.server
 import io
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,49 @@ def test_generate_streams_the_answer_and_says_the_facts(proxy: FakeProxy, capsys
     assert not request.sampling.HasField("temperature")
 
 
+@pytest.mark.parametrize(
+    ("nanoseconds", "shown"),
+    [(1_000, "2.05 GB/s"), (20_480, "0.10 GB/s"), (20_500, "99.90 MB/s"), (2_048_000, "1.00 MB/s")],
+)
+def test_a_small_copy_has_a_rate_too(
+    proxy: FakeProxy, capsys: pytest.CaptureFixture[str], nanoseconds: int, shown: str
+) -> None:
+    """Below a tenth of a GB/s in MB/s, not as 0.00."""
+    done = finished()
+    done.transfer.copy_ns = nanoseconds
+    proxy.answer("Hello", finished=done)
+    assert main(["generate", "Hi", "--target", proxy.target]) == 0
+    assert f"KV 2.0 KiB over shm at {shown}" in capsys.readouterr().err
+
+
+def test_the_http_port_is_no_grpc_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who names it is asked, behind gRPC's own words."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            target = f"127.0.0.1:{server.server_port}"
+            assert main(["generate", "Hi", "--target", target, "--retry", "0"]) == 1
+        finally:
+            server.shutdown()
+            serving.join(30)
+    assert "(is this the HTTP port? The gRPC port is another) (UNAVAILABLE)" in capsys.readouterr().err
+
+
+def test_what_the_transport_went_over_is_said_where_it_tells(
+    proxy: FakeProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the line of facts, and in JSON."""
+    done = finished()
+    done.transfer.transport, done.transfer.lanes = "nixl", "tcp/eth0"
+    for words in ((), ("--json",)):
+        proxy.answer("Hello", finished=done)
+        assert main(["generate", "Hi", "--target", proxy.target, *words]) == 0
+    out, err = capsys.readouterr()
+    assert "KV 2.0 KiB over nixl (tcp/eth0) at 2.05 GB/s" in err
+    assert '"lanes": "tcp/eth0"' in out
+
+
 def test_generate_json_is_one_object_with_every_fact(proxy: FakeProxy, capsys: pytest.CaptureFixture[str]) -> None:
     """--json gives text, usage, timings and transfer to programs."""
     proxy.answer("Hello", finished=finished())
@@ -55,7 +100,7 @@ def test_generate_json_is_one_object_with_every_fact(proxy: FakeProxy, capsys: p
     said = json.loads(capsys.readouterr().out)
     assert said["choices"][0]["text"] == "Hello"
     assert said["timings"]["parts"] == {"admit": 0.0}
-    assert said["transfer"]["kv_bytes"] == 2048
+    assert (said["transfer"]["kv_bytes"], said["transfer"]["lanes"]) == (2048, "")
     assert said["mode"] == "write"
 
 
@@ -130,13 +175,15 @@ def test_an_error_has_a_line_of_its_own_on_a_terminal(
     [
         (1, 4, ("computed by decode, 4", ", 1 fallback, ")),
         (2, 0, ("colocated, 4", ", 2 fallbacks, ")),
+        (0, 4, ("computed by decode, 4",)),
         (0, 0, ("colocated, 4",)),
     ],
 )
 def test_the_facts_say_who_computed(
     proxy: FakeProxy, capsys: pytest.CaptureFixture[str], fallbacks: int, recomputed: int, says: tuple[str, ...]
 ) -> None:
-    """Without a hand-over: decode, where one failed and decode computed the prompt; else a colocated engine."""
+    """Without a hand-over: decode, where one failed or could not be begun and decode computed the prompt; else a
+    colocated engine."""
     usage = serving_pb2.Usage(prompt_tokens=4, completion_tokens=2)
     facts = serving_pb2.Finished(usage=usage, fallbacks=fallbacks, recomputed_tokens=recomputed)
     proxy.answer("Hello", finished=facts)

@@ -62,7 +62,7 @@ def test_a_good_host_is_good(plan: Plan) -> None:
     ("plan", "changes", "name", "level", "todo"),
     [
         (Plan(), {"python": (3, 10, 1)}, "python", Level.FAIL, "3.11"),
-        (Plan(), {"packages": {"grpcio": "1.80"}}, "packages", Level.FAIL, "pdserve[node]"),
+        (Plan(), {"packages": {"grpcio": "1.80"}}, "packages", Level.FAIL, "the extra `node`"),
         (Plan(), {"packages": {**GOOD.packages, "vllm": "0.30.0"}}, "vllm", Level.FAIL, "0.26 and 0.32"),
         (Plan(), {"packages": {**GOOD.packages, "vllm": "0.320"}}, "vllm", Level.FAIL, "0.26 and 0.32"),
         (Plan(), {"ports": {8000: "address already in use"}}, "ports", Level.WARN, "takes others"),

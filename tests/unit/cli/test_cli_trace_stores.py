@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli import deployment, traces, up
+from pdserve.cli import deployment, extras, up
 from pdserve.cli.__main__ import main
 from pdserve.cli.board import Board
 from pdserve.cli.fleet import Fleet
@@ -34,9 +34,9 @@ def test_traces_becomes_the_service(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         "--max-age",
         "9",
     ]
-    monkeypatch.setattr(traces, "_NEEDED", ("nothing_of_this_name",))
+    monkeypatch.setattr(extras, "NODE", ("nothing_of_this_name", "json.nor.this"))
     assert main(["traces"]) == 1
-    assert "pip install 'pdserve[node]'" in capsys.readouterr().err
+    assert "needs nothing_of_this_name, json.nor.this: install pdserve with the extra `node`" in capsys.readouterr().err
     assert len(became) == 1
 
 

@@ -1,11 +1,15 @@
 """`pdserve up` on one of several nodes: what it starts there, what it refuses, and the commands of the page."""
 
 import argparse
+import os
 import re
 import shlex
 import socket
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,6 +23,7 @@ from pdserve.kvd.__main__ import parse
 from pdserve.kvd.config import TransportName
 from pdserve.prefill.__main__ import PROGRAM as PREFILL
 from pdserve.rpc.errors import ConfigError
+from pdserve.rpc.key_file import read_key_file
 
 STATE = Path("/tmp/s")
 KEY = Path("cluster.key")
@@ -48,8 +53,16 @@ def spec(*words: str) -> Spec:
 def key(tmp_path: Path) -> Path:
     """The file of a key that all nodes have."""
     file = tmp_path / "key"
+    file.touch(0o600)
     file.write_text("of all nodes, and long enough")
     return file
+
+
+def free_port() -> str:
+    """Of loopback, a moment ago."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
 
 
 def sim(*words: str) -> Spec:
@@ -154,9 +167,9 @@ def test_a_node_without_the_proxy_takes_no_port_of_it() -> None:
     up.arguments(parser)
     parser.parse_args([], args)
     node = ("--host", "a", "--cluster-key-file", "k")
-    assert up.Faces.of(sim(*node, "--proxy", "b:1"), args) == up.Faces(0, 0, 0, 0)
-    assert up.Faces.of(sim(*node, "--no-traces"), args) == up.Faces(50050, 8000, 0, 0)
-    assert up.Faces.of(sim(), args) == up.Faces(50050, 8000, 4317, 16686)
+    assert up.WantedPorts.of(sim(*node, "--proxy", "b:1"), args) == up.WantedPorts(0, 0, 0, 0)
+    assert up.WantedPorts.of(sim(*node, "--no-traces"), args) == up.WantedPorts(50050, 8000, 0, 0)
+    assert up.WantedPorts.of(sim(), args) == up.WantedPorts(50050, 8000, 4317, 16686)
 
 
 def test_addresses_of_ipv6_have_brackets() -> None:
@@ -177,6 +190,7 @@ def test_the_nodes_key_is_used_and_kept(tmp_path: Path, key: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"), deployment.claimed(folder, tmp_path / "none"):
         pass
     own = folder / "cluster.key"
+    own.touch(0o600)
     own.write_text("mine")
     with pytest.raises(ConfigError, match="keep yours elsewhere"), deployment.claimed(folder, own):
         pass
@@ -192,6 +206,76 @@ def test_a_ping_port_that_is_taken_is_refused(tmp_path: Path, key: Path, capsys:
         words = ("up", "--engine", "sim", "--host", "127.0.0.1", "--cluster-key-file", str(key), "--ping-port", port)
         assert main([*words, "--grpc-port", "0", "--http-port", "0", "--state-dir", str(tmp_path / "d")]) == 1
     assert f"port {port} of 127.0.0.1 is taken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "face"), [("--grpc-port", "gRPC"), ("--http-port", "HTTP")])
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "default"])
+def test_a_port_of_the_proxys_that_is_taken_is_refused(
+    tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    flag: str, face: str, asked: bool,
+) -> None:  # fmt: skip
+    """Other nodes were told the address: at it they would find a stranger. That goes for the default as well."""
+    monkeypatch.setattr(up, "_serve", AsyncMock(return_value=0))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        words = ["up", "--engine", "sim", "--host", "127.0.0.1", "--cluster-key-file", str(key),
+                 "--ping-port", free_port(), "--state-dir", str(tmp_path / "d")]  # fmt: skip
+        for name in {"--grpc-port", "--http-port"} - {flag}:
+            words += [name, "0"]
+        if asked:
+            words += [flag, str(port)]
+        else:
+            monkeypatch.setattr(up, {"gRPC": "GRPC_PORT", "HTTP": "HTTP_PORT"}[face], port)
+        assert main(words) == 1
+    said = capsys.readouterr().err
+    assert f"port {port} of 127.0.0.1 is taken" in said
+    assert face in said
+    assert flag in said
+
+
+def test_any_port_will_do_where_zero_is_said(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 is no promise to other nodes, and without --host there are none: a port that is taken gives way."""
+    monkeypatch.setattr(up, "_serve", served := AsyncMock(return_value=0))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        node = ("--host", "127.0.0.1", "--cluster-key-file", str(key), "--ping-port", free_port(), "--grpc-port", "0")
+        for words in ((*node, "--http-port", "0"), ("--grpc-port", taken, "--http-port", taken)):
+            assert main(["up", "--engine", "sim", *words, "--state-dir", str(tmp_path / "d")]) == 0
+    assert served.await_count == 2
+
+
+def test_a_key_that_others_may_read(tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str],
+                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Ours is refused, with the command that mends it; one that we cannot change is used, with a warning."""
+    monkeypatch.setattr(up, "_serve", served := AsyncMock(return_value=0))
+    ports = ("--ping-port", free_port(), "--grpc-port", "0", "--http-port", "0")
+    words = ["up", "--engine", "sim", "--host", "127.0.0.1", "--cluster-key-file", str(key), *ports,
+             "--state-dir", str(tmp_path / "d")]  # fmt: skip
+    key.chmod(0o644)
+    assert main(words) == 1
+    assert f"chmod 600 {key}" in capsys.readouterr().err
+    assert not served.await_count
+    monkeypatch.setattr(os, "fstatvfs", lambda file: os.statvfs_result((0, 0, 0, 0, 0, 0, 0, 0, os.ST_RDONLY, 0)))
+    assert main(words) == 0
+    assert "mode 0644" in capsys.readouterr().out
+
+
+def test_the_pages_command_makes_a_key_for_its_owner_alone(tmp_path: Path) -> None:
+    """docs/cli.md: each line that writes cluster.key, run under the usual umask, makes a file that `up` takes."""
+    commands = [line for line in PAGE.read_text().splitlines() if "> cluster.key" in line]
+    assert commands
+    for command in commands:
+        script = command.replace("openssl rand -hex 32", "echo a key that is long enough")
+        assert script != command
+        subprocess.run(["sh", "-c", f"umask 022; {script}"], cwd=tmp_path, check=True)
+        made = tmp_path / "cluster.key"
+        assert stat.S_IMODE(made.stat().st_mode) == 0o600
+        assert read_key_file(made) == b"a key that is long enough\n"
+        made.unlink()
 
 
 def test_a_host_that_is_not_this_one_is_refused(tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:

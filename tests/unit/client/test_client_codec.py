@@ -165,6 +165,7 @@ def test_a_stream_becomes_a_completion() -> None:
         first_post_ns=10,
         landed_ns=2_000_000_010,
         overlapped_bytes=7,
+        lanes="tcp/eth0 (software emulation)",
     )
     timings = serving_pb2.Timings(ttft_seconds=0.5, unattributed_seconds=0.1, e2e_seconds=2.0)
     timings.parts.add(name="admit", seconds=0.1)
@@ -197,6 +198,7 @@ def test_a_stream_becomes_a_completion() -> None:
     assert done.transfer.gigabytes_per_second == pytest.approx(2.0)
     assert done.transfer.span_seconds == pytest.approx(2.0)
     assert done.transfer.overlapped_bytes == 7
+    assert done.transfer.lanes == "tcp/eth0 (software emulation)"
     assert (done.recomputed_tokens, done.fallbacks, done.continuations) == (1, 0, 2)
     assert (done.prefill_engine_id, done.decode_engine_id) == ("p", "d")
 

@@ -99,6 +99,7 @@ async def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
 async def test_a_wrong_key_ends_it_with_the_proxy_s_reason(proxy: FakeProxy, tmp_path: Path) -> None:
     """Status 1; the last line says why."""
     key = tmp_path / "key"
+    key.touch(0o600)
     key.write_bytes(b"a key that is long enough")
     other = FakeProxy(Signer(key.read_bytes()))
     command = await start(*SIM, "--proxy", other.address, "--cluster-key-file", str(key))

@@ -1,6 +1,5 @@
 """A real proxy on loopback ports with fake engines; what is fake: the engines' answers, no kvd."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -14,17 +13,10 @@ from pdserve.proxy.testing import FakeEngine, Handovers
 from pdserve.runtime import flags
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.signing import Signer
+from tests.unit.telemetry.collector import Collector
+from tests.waiting import until
 
 KEY = b"a key for tests only"
-
-
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Waits for a condition that nothing signals."""
-    for _ in range(int(timeout / 0.002)):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError(f"not so within {timeout} s: {condition}")
 
 
 class Deployment:
@@ -87,3 +79,14 @@ async def pair(deploy: Deploy) -> tuple[Deployment, FakeEngine, FakeEngine]:
     """A proxy with one prefill and one decode engine."""
     deployment = await deploy()
     return deployment, await deployment.engine("prefill"), await deployment.engine("decode")
+
+
+@pytest.fixture
+async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
+    """Served, and named by the environment."""
+    collector = Collector()
+    await collector.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
+    yield collector
+    await collector.kill()

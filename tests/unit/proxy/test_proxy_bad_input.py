@@ -11,7 +11,7 @@ import pytest
 
 from pdserve.api.common.v1 import common_pb2
 from pdserve.api.serving.v1 import serving_pb2, serving_pb2_grpc
-from pdserve.proxy.http.bodies import IGNORED, UNSUPPORTED
+from pdserve.proxy.http.unsupported import IGNORED, UNSUPPORTED
 from pdserve.rpc.channel import aio_channel
 from pdserve.rpc.status import to_error
 

@@ -17,15 +17,15 @@ from pdserve.proxy import parts
 from pdserve.proxy.course import Course, on_our_clock
 from pdserve.proxy.ended import Ended, Outcome, Tried
 from pdserve.proxy.parts import Point, Skew
+from pdserve.proxy.testing import TraceSink
 from pdserve.proxy.trace import accept, in_share
 from pdserve.proxy.tracing.figures import formula
 from pdserve.proxy.tracing.layout import GAP_NS, SHORTEST_NS, Window, fit
-from pdserve.proxy.tracing.sink import TraceSink
 from pdserve.proxy.tracing.spans import spans_of
 from pdserve.proxy.tracing.verdict import keep, kept
 from pdserve.proxy.types import Mode, Stamps, TransferFacts
-from pdserve.runtime.clock import Clock
 from pdserve.runtime.telemetry import names
+from tests.unit.proxy.apart_rig import At
 from tests.unit.proxy.records import FACTS, HEAD, LEGS, MS, OFFSET, TRACE, compare, drawn, record
 
 # -- the golden traces --------------------------------------------------------------------------
@@ -249,18 +249,6 @@ def test_the_legs_hear_of_their_attempt() -> None:
 
 
 # -- the sink -----------------------------------------------------------------------------------
-
-
-class At(Clock):
-    """Says what it was told."""
-
-    def monotonic_ns(self) -> int:
-        """See Clock."""
-        return 500
-
-    def unix_ns(self) -> int:
-        """See Clock."""
-        return OFFSET + 500
 
 
 def test_the_sink_hands_on_what_is_kept() -> None:

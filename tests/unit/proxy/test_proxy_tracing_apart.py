@@ -8,8 +8,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,72 +16,18 @@ from structlog.testing import capture_logs
 
 from pdserve.proxy.ended import Ended
 from pdserve.proxy.tracing.apart import Apart
-from pdserve.proxy.tracing.apart import command as as_served
 from pdserve.proxy.tracing.child import NICE
 from pdserve.proxy.tracing.spans import spans_of
 from pdserve.proxy.tracing.wire import LARGEST, pack
 from pdserve.proxy.types import Mode
 from pdserve.rpc.errors import ConfigError
-from pdserve.runtime.clock import Clock
 from pdserve.runtime.log import LogFormat, LogLevel
 from pdserve.runtime.telemetry.span import Counts
+from tests.unit.proxy.apart_rig import CALM, COMMAND, WHOLE, At, alive, numbered, ready
 from tests.unit.proxy.records import OFFSET, TRACE, record
 from tests.unit.proxy.undisturbed import command
 from tests.unit.telemetry.collector import Collector
-
-COMMAND = command(0.02, LogFormat.JSON, LogLevel.INFO)
-CALM = as_served(0.02, LogFormat.JSON, LogLevel.INFO)
-WHOLE = len(spans_of(record(), OFFSET))
-"""Spans of `record()`."""
-
-
-class At(Clock):
-    """Makes the proxy's clock that of the records."""
-
-    def monotonic_ns(self) -> int:
-        """See Clock."""
-        return 500
-
-    def unix_ns(self) -> int:
-        """See Clock."""
-        return OFFSET + 500
-
-
-@pytest.fixture
-async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
-    """Served, and named by the environment."""
-    collector = Collector()
-    await collector.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
-    yield collector
-    await collector.kill()
-
-
-@asynccontextmanager
-async def ready() -> AsyncIterator[Apart]:
-    """With a process that takes records."""
-    async with Apart(COMMAND, At()) as apart:
-        await until(lambda: apart.ready)
-        yield apart
-
-
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Polls what another process does."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - another process has no event of ours
-            await asyncio.sleep(0.01)
-
-
-def numbered(number: int) -> Ended:
-    """The usual record, in a trace of its own."""
-    return record(trace=replace(TRACE, trace_id=f"{number:032x}"))
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, a zombie included."""
-    return Path(f"/proc/{pid}").exists()
-
+from tests.waiting import until
 
 # -- what arrives -------------------------------------------------------------------------------
 
@@ -288,7 +232,8 @@ async def test_it_ends_when_the_proxy_is_killed(collector: Collector) -> None:
     """SIGKILL of who has started it, in the moment after a record: the trace still arrives, and nothing stays."""
     code = (
         "import asyncio\n"
-        "from tests.unit.proxy.test_proxy_tracing_apart import *\n"
+        "from tests.unit.proxy.apart_rig import ready\n"
+        "from tests.unit.proxy.records import record\n"
         "async def main():\n"
         "    async with ready() as apart:\n"
         "        apart(record())\n"

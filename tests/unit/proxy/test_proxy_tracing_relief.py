@@ -12,10 +12,9 @@ from pdserve.proxy.tracing.apart import command
 from pdserve.proxy.tracing.relief import Relieved
 from pdserve.runtime.log import LogFormat, LogLevel
 from pdserve.runtime.telemetry.span import Counts
-from tests.unit.proxy.test_proxy_tracing_apart import COMMAND, WHOLE, At, alive, collector, numbered, until
+from tests.unit.proxy.apart_rig import COMMAND, WHOLE, At, alive, numbered
 from tests.unit.telemetry.collector import Collector
-
-__all__ = ["collector"]
+from tests.waiting import until
 
 URGENT = command(0.02, LogFormat.JSON, LogLevel.INFO, urgent=True)
 

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from pdserve.proxy.ended import Ended
 from pdserve.proxy.metrics import span_readings
+from pdserve.proxy.testing import TraceSink
 from pdserve.proxy.tracing.apart import Apart
 from pdserve.proxy.tracing.child import Drawer
 from pdserve.proxy.tracing.relief import Relieved
-from pdserve.proxy.tracing.sink import TraceSink
 from pdserve.proxy.tracing.spans import spans_of
 from pdserve.proxy.tracing.undrawn import SAID_EVERY_S, Undrawn
 from pdserve.proxy.tracing.wire import LARGEST, Report, pack, unpack_report
@@ -22,12 +22,11 @@ from pdserve.runtime.clock import Clock
 from pdserve.runtime.telemetry import catalogue, names
 from pdserve.runtime.telemetry.metrics import Metrics
 from pdserve.runtime.telemetry.span import Counts
+from tests.unit.proxy.apart_rig import COMMAND, WHOLE, At, numbered
 from tests.unit.proxy.records import OFFSET, record
-from tests.unit.proxy.test_proxy_tracing_apart import COMMAND, WHOLE, At, collector, numbered, until
 from tests.unit.telemetry.collector import Collector
 from tests.unit.telemetry.exposed import parse
-
-__all__ = ["collector"]
+from tests.waiting import until
 
 UNTELLABLE = record(prompt_tokens=1 << 64)
 """No message takes its number."""

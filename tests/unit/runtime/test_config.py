@@ -2,6 +2,7 @@
 
 import argparse
 import enum
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,6 +135,8 @@ def test_what_follows_two_dashes_is_passed_through() -> None:
 def test_the_cluster_key_comes_from_the_flag_then_the_environment(tmp_path: Path) -> None:
     """White space round it is not part of it; without one it is the key that everybody knows."""
     one, two = tmp_path / "one", tmp_path / "two"
+    for file in (one, two):
+        file.touch(0o600)
     one.write_bytes(b"first key of some length\n")
     two.write_bytes(b"second key of some length")
     environ = {config.KEY_FILE_VARIABLE: str(two)}
@@ -147,9 +150,24 @@ def test_a_bad_key_file_is_refused(tmp_path: Path, content: bytes | None) -> Non
     """A missing, empty or short one never falls back to no key."""
     path = tmp_path / "key"
     if content is not None:
+        path.touch(0o600)
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match="cluster key file"):
+    with pytest.raises(ConfigError, match="No such file" if content is None else "at least 16"):
         config.load_cluster_key(path, {})
+
+
+def test_a_key_file_that_others_may_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where we can mend that; a mounted secret is used, and a warning says so at every start."""
+    path = tmp_path / "key"
+    path.write_bytes(b"a key that is long enough")
+    path.chmod(0o444)
+    with pytest.raises(ConfigError, match=r"mode 0444.*: chmod 600"):
+        config.load_cluster_key(path, {})
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with capture_logs() as logs:
+        assert config.load_cluster_key(path, {}).given
+    assert [(line["event"], line["log_level"]) for line in logs] == [("cluster_key_exposed", "warning")]
+    assert "mode 0444" in logs[0]["why"]
 
 
 def test_a_key_does_not_show_itself() -> None:

@@ -64,7 +64,7 @@ def test_every_end_has_the_mode_of_its_transfer() -> None:
     assert shown.by(c.KVD_ENDED, "end", "outcome", "reason", "mode", "transport") == {
         ("consumer", "landed", "", "write", "hand"): 2,
         ("producer", "released", "", "write", "hand"): 1,
-        ("producer", "failed", "DRAINING", "none", ""): 1,
+        ("producer", "failed", "KVD_UNAVAILABLE", "none", ""): 1,
     }
     assert shown.of(c.KVD_TRANSFER_SECONDS, "_count", mode="write", transport="hand") == 2
 

@@ -17,9 +17,10 @@ Every other end is swallowed: of a producer that still computes, of a consumer t
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pdserve.engine.handoff import params as handoff_params
+from pdserve.engine.handoff.link import MonotonicNs, SchedulerLink
 from pdserve.engine.handoff.plan import Fence, ScheduledChunk, StepPlan
 from pdserve.engine.port import Consume, Produce
 from pdserve.kvd.client.messages import Accept, Begin, Cancel, End, Offer, Request, Retract
@@ -28,27 +29,6 @@ from pdserve.kvd.types import Mode
 from pdserve.rpc.errors import ConsumerFailed, ProducerFailed
 
 __all__ = ["Fence", "MonotonicNs", "ScheduledChunk", "SchedulerHandoff", "SchedulerLink", "StepPlan"]
-
-
-class SchedulerLink(Protocol):
-    """A scheduler's way to kvd; `kvd.client`'s attachments are such."""
-
-    def send(self, message: Request) -> None:
-        """Sends in order and never blocks; while kvd is away the message waits or is answered by
-        an end with KVD_UNAVAILABLE."""
-        ...
-
-    def drain_ends(self) -> Sequence[End]:
-        """The ends since the last call; exactly one for each handle that was sent."""
-        ...
-
-
-class MonotonicNs(Protocol):
-    """The part of `runtime.clock.Clock` that is needed here."""
-
-    def monotonic_ns(self) -> int:
-        """Nanoseconds of CLOCK_MONOTONIC."""
-        ...
 
 
 @dataclass(slots=True)

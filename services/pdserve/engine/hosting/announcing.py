@@ -1,5 +1,7 @@
 """What a hosted engine says about itself in each beat."""
 
+from collections.abc import Callable
+
 from pdserve.engine.hosting.peers import Peers
 from pdserve.engine.port import Engine
 from pdserve.runtime.beats import Beat, Role, State
@@ -11,16 +13,24 @@ class Announcer:
     """Makes beats of one engine."""
 
     def __init__(
-        self, engine: Engine, peers: Peers, clock: Clock, role: Role, grpc_address: str, locator_seconds: float
+        self,
+        engine: Engine,
+        peers: Peers,
+        clock: Clock,
+        role: Role,
+        grpc_address: str,
+        locator_seconds: float,
+        kvd_draining: Callable[[], bool] = bool,
     ) -> None:
         """`grpc_address`: under which the proxy reaches the service. `locator_seconds`: life of the
-        locator in each beat."""
+        locator in each beat. `kvd_draining`: whether its kvd takes no new hand-overs now."""
         self._engine = engine
         self._peers = peers
         self._clock = clock
         self._role = role
         self._address = grpc_address
         self._locator_seconds = locator_seconds
+        self._kvd_draining = kvd_draining
 
     def beat(self, state: State, sequence: int) -> Beat:
         """The beat with this number, from what is true now."""
@@ -52,4 +62,5 @@ class Announcer:
             sent_at=now,
             vocab_size=info.vocab_size,
             layout=info.layout,
+            kvd_draining=self._kvd_draining(),
         )

@@ -117,6 +117,12 @@ class HandoffHost:
         return welcome.peer_address if welcome is not None else ""
 
     @property
+    def draining(self) -> bool:
+        """Whether kvd has said that it takes no new transfers."""
+        welcome = self._attachment.welcome
+        return self._attachment.usable and welcome is not None and welcome.draining
+
+    @property
     def watching(self) -> int:
         """Watches that are open."""
         return len(self._watches)
@@ -127,13 +133,16 @@ class HandoffHost:
 
         Raises:
             TransferUsed: this end is being watched already.
-            KvdUnavailable: kvd is away, or hears no renewals from here any more; a hand-over cannot succeed now.
+            KvdUnavailable: kvd is away, takes no new transfer of this producer's, or hears no renewals from here any
+                more; a hand-over cannot succeed now.
         """
         key = (transfer_id, consumer)
         if key in self._watches:
             raise TransferUsed(f"transfer {transfer_id.hex()} is in use by another request")
         if not self._attachment.usable:
             raise KvdUnavailable("this node's kvd cannot be reached")
+        if consumer is None and self.draining:  # of a consumer's transfer kvd may have the other end, and knows better
+            raise KvdUnavailable("this node's kvd drains and takes no new transfers")
         if self._renewer is not None and self._renewer.done():
             raise KvdUnavailable("this service has failed to renew leases")
         watch = self._watches[key] = Watch(self, transfer_id, consumer)

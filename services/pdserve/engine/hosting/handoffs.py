@@ -35,7 +35,7 @@ class Handoffs(Protocol):
         Begun before the engine is asked, so that no end can be missed.
 
         Raises:
-            KvdUnavailable: the daemon cannot be reached now.
+            KvdUnavailable: the daemon cannot be reached now, or it drains and this is a producer.
             TransferUsed: this end is being watched already.
         """
         ...

@@ -110,7 +110,7 @@ async def serve(
 
         tasks = await stack.enter_async_context(Tasks())
         tasks.start("engine", _watch(engine))
-        registration = _register(plan, parts, signer, port)
+        registration = _register(plan, parts, handoffs, signer, port)
         if registration is not None:
             stack.callback(registration.close)
         metrics.read(lambda: readings(parts, handoffs, registration))
@@ -167,13 +167,23 @@ def _kvd_address(config: EngineConfig, handoffs: HandoffHost | None) -> str:
     return handoffs.peer_address or f"unix:{config.kvd_socket.absolute()}"
 
 
-def _register(plan: Plan[Any], parts: Parts, signer: Signer, port: int) -> Registration | None:
+def _register(
+    plan: Plan[Any], parts: Parts, handoffs: HandoffHost | None, signer: Signer, port: int
+) -> Registration | None:
     host = plan.host
     if not host.proxy:
         return None
     towards, _ = split_address(host.proxy)
     address = join_address(host.advertise_host or advertised_host(host.host, towards), port)
-    announcer = Announcer(parts.engine, parts.peers, parts.clock, plan.role, address, host.locator_seconds)
+    announcer = Announcer(
+        parts.engine,
+        parts.peers,
+        parts.clock,
+        plan.role,
+        address,
+        host.locator_seconds,
+        lambda: handoffs is not None and handoffs.draining,
+    )
     return Registration(host.proxy, announcer.beat, signer, plan.beats)
 
 

@@ -1,9 +1,6 @@
 """A simulated engine: real blocks, real memory, a real connector and no model.
 
-One task runs the steps. A step's time comes from the cost model; in a step that announces chunks
-the layers are computed one after another, each at its share of that time. Every request's KV is
-checked word by word before a consumer's first step, when it ends, and when a producer's blocks are
-released: a byte that is not what the prompt says ends the request with an error and is counted.
+One task runs the steps: `stepping.py`.
 """
 
 import asyncio
@@ -11,32 +8,29 @@ import contextlib
 import itertools
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Self
 
 import structlog
 
-from pdserve.engine.ends import error_of
 from pdserve.engine.handoff.scheduler import SchedulerHandoff
-from pdserve.engine.handoff.worker import Completed
-from pdserve.engine.port import EngineInfo, EngineTimes, Load, Output, Request
-from pdserve.engine.sim.answer import Answer, Piece
+from pdserve.engine.port import EngineInfo, Load, Output, Request
+from pdserve.engine.sim.answer import Answer
 from pdserve.engine.sim.checks import check_request
 from pdserve.engine.sim.config import EOS, VOCAB_SIZE, SimConfig
 from pdserve.engine.sim.kv import Kv
 from pdserve.engine.sim.layout import layout_of
 from pdserve.engine.sim.links import SimLinks
 from pdserve.engine.sim.memory import SimMemory
-from pdserve.engine.sim.requests import SimRequest, Status
-from pdserve.engine.sim.scheduler import SimScheduler, Step
-from pdserve.kvd.client.messages import End
+from pdserve.engine.sim.requests import SimRequest
+from pdserve.engine.sim.scheduler import SimScheduler
+from pdserve.engine.sim.stepping import Item, Sleep, Stepping
 from pdserve.kvd.reshard import described
 from pdserve.rpc.errors import (
     EngineDied,
     InvalidRequest,
     KvdUnavailable,
     PdserveError,
-    TransferFailed,
 )
 from pdserve.runtime.clock import Clock
 from pdserve.runtime.failpoints import Point, failpoint
@@ -45,17 +39,12 @@ log = structlog.get_logger(__name__)
 
 _LONGEST_PAUSE_S = 0.5
 
-Sleep = Callable[[float], Awaitable[None]]
-_Item = Output | PdserveError
-
 
 class SimEngine:
     """Implements pdserve.engine.port.Engine; make one with `start`."""
 
-    def __init__(self, config: SimConfig, engine_id: str, clock: Clock, sleep: Sleep) -> None:
+    def __init__(self, config: SimConfig, engine_id: str, kvd_socket: str | None, clock: Clock, sleep: Sleep) -> None:
         self._config = config
-        self._clock = clock
-        self._sleep = sleep
         self._kv = Kv(config)
         self._info = EngineInfo(
             engine_id=engine_id,
@@ -70,20 +59,23 @@ class SimEngine:
             eos_token_ids=(EOS,),
             layout=described(layout_of(config, 0), config.ranks),
         )
+        self._wake = asyncio.Event()
         self._links: SimLinks | None = None
-        self._scheduler = SimScheduler(config, None)
-        self._queues: dict[str, asyncio.Queue[_Item]] = {}
+        handoff: SchedulerHandoff | None = None
+        if kvd_socket is not None:
+            self._links = SimLinks(
+                kvd_socket, self._info, self._kv.regions(), config.layers, config.fence_timeout, self._wake.set
+            )
+            handoff = SchedulerHandoff(self._links, config.block_size, clock, lambda end: self._stepping.remember(end))
+        self._scheduler = SimScheduler(config, handoff)
+        self._stepping = Stepping(config, self._kv, self._scheduler, self._links, clock, sleep, self._put)
+        self._queues: dict[str, asyncio.Queue[Item]] = {}
         self._request_ids: set[str] = set()
         self._arrived: deque[SimRequest] = deque()
         self._given_up: deque[SimRequest] = deque()
-        self._bad_ends: dict[str, End] = {}
-        self._wake = asyncio.Event()
         self._numbers = itertools.count()
-        self._steps = 0
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
-        self.corrupt = 0
-        """Requests in whose KV a byte was wrong."""
 
     @classmethod
     async def start(
@@ -101,28 +93,15 @@ class SimEngine:
             KvdUnavailable: no kvd within `timeout` seconds.
             PdserveError: kvd refused the engine; its own class.
         """
-        engine = cls(config, str(uuid.uuid4()), clock or Clock(), sleep)
+        engine = cls(config, str(uuid.uuid4()), kvd_socket, clock or Clock(), sleep)
         try:
-            if kvd_socket is not None:
-                await engine._attach(kvd_socket, timeout)
+            if engine._links is not None:
+                await engine._links.start(timeout)
         except BaseException:
             await engine.aclose()
             raise
         engine._task = asyncio.create_task(engine._run(), name=f"sim-engine-{engine._info.engine_id[:8]}")
         return engine
-
-    async def _attach(self, socket: str, timeout: float) -> None:
-        links = self._links = SimLinks(
-            socket,
-            self._info,
-            self._kv.regions(),
-            self._config.layers,
-            self._config.fence_timeout,
-            self._wake.set,
-        )
-        handoff = SchedulerHandoff(links, self._config.block_size, self._clock, self._remember)
-        self._scheduler = SimScheduler(self._config, handoff)
-        await links.start(timeout)
 
     # -- the port ---------------------------------------------------------------------------
 
@@ -160,7 +139,7 @@ class SimEngine:
             total_kv_tokens=self._config.num_blocks * self._config.block_size,
             running=len(scheduler.running),
             waiting=scheduler.waiting_count + len(self._arrived),
-            steps=self._steps,
+            steps=self._stepping.count,
         )
 
     async def failed(self) -> str:
@@ -177,6 +156,15 @@ class SimEngine:
     def preemptions(self) -> int:
         """Requests that lost their blocks so far."""
         return self._scheduler.preemptions
+
+    @property
+    def corrupt(self) -> int:
+        """Requests in whose KV a byte was wrong; a test that has arranged for that sets it back."""
+        return self._stepping.corrupt
+
+    @corrupt.setter
+    def corrupt(self, count: int) -> None:
+        self._stepping.corrupt = count
 
     @property
     def idle(self) -> bool:
@@ -219,14 +207,9 @@ class SimEngine:
         answer = Answer(request.sampling, most, config.eos_every)
         return SimRequest.make(f"{request.request_id}-{next(self._numbers)}", request, answer)
 
-    def _put(self, sim: SimRequest, item: _Item) -> None:
+    def _put(self, sim: SimRequest, item: Item) -> None:
         if (queue := self._queues.get(sim.handle)) is not None:
             queue.put_nowait(item)
-
-    def _remember(self, end: End) -> None:
-        sim = self._scheduler.requests.get(end.handle)
-        if not end.outcome.good and sim is not None and sim.status is Status.WAITING_FOR_REMOTE:
-            self._bad_ends[end.handle] = end
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -239,8 +222,10 @@ class SimEngine:
                 if not self._scheduler.has_requests:
                     self.integrity()
                     await self._wait()
-                elif await self._step() == 0:
-                    await self._wait()
+                else:
+                    self._wake.clear()
+                    if await self._stepping.step() == 0:
+                        await self._wait()
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -263,128 +248,6 @@ class SimEngine:
             sim = self._given_up.popleft()
             if sim.handle in self._scheduler.requests:
                 self._scheduler.finish(sim, by_length=False)
-
-    async def _step(self) -> int:
-        """One scheduling round and what it computes. Returns the number of things that moved."""
-        self._wake.clear()
-        preemptions = self._scheduler.preemptions
-        step = self._scheduler.schedule()
-        moved = len(step.work) + self._scheduler.preemptions - preemptions
-        if self._links is not None:
-            await self._links.begin(step.plan)
-        step = self._check_landed(step)
-        self._steps += 1
-        if step.work:
-            await self._compute(step)
-        done = self._links.end() if self._links is not None else Completed()
-        for sim in self._scheduler.computed(step):
-            self._sample(sim)
-        if done.received:
-            await failpoint(Point.SIM_LANDED)
-        sent, failed = self._scheduler.completed(done)
-        self._release(sent)
-        self._fail_or_recompute(failed)
-        return moved + len(done.sent) + len(done.received)
-
-    def _check_landed(self, step: Step) -> Step:
-        """Looks at what peers have filled; drops from the step whose KV is wrong."""
-        now = self._clock.monotonic_ns()
-        work = []
-        for item in step.work:
-            sim = item.request
-            if not sim.scheduled_ns:
-                sim.scheduled_ns = now
-            if sim.handed_over:
-                sim.handed_over = False
-                if not self._verify(sim, sim.prompt_tokens, "before its first step"):
-                    continue
-            work.append(item)
-        return Step(tuple(work), step.plan)
-
-    async def _compute(self, step: Step) -> None:
-        await failpoint(Point.SIM_STEP)
-        # One token alone costs what a decoded one does, also the last of a prompt after a hand-over.
-        prefill = sum(w.count for w in step.work if w.count > 1)
-        decoding = [w for w in step.work if w.count == 1]
-        seconds = self._config.cost.step_time(prefill, len(decoding), sum(w.start + 1 for w in decoding))
-        places = self._kv.places(step)
-        layers = range(self._config.layers)
-        if self._links is None or not self._links.announcing:
-            await self._sleep(seconds)
-            for layer in layers:
-                self._kv.compute(layer, places)
-            return
-        begun = self._clock.monotonic()
-        for layer in layers:
-            # Until the layer is due, not for its share: what sleeping costs would else add up over the layers.
-            due = begun + seconds * (layer + 1) / self._config.layers
-            await self._sleep(max(0.0, due - self._clock.monotonic()))
-            self._kv.compute(layer, places)
-            await failpoint(Point.SIM_LAYER)
-            self._links.layer_done(layer)
-
-    def _sample(self, sim: SimRequest) -> None:
-        if sim.status is Status.FINISHED:
-            return
-        if not sim.first_token_ns:
-            sim.first_token_ns = self._clock.monotonic_ns()
-        piece = sim.answer.add(int(sim.raws[len(sim.tokens) - 1]))
-        if piece.finish is None:
-            sim.append(piece.token_id)
-            self._put(sim, self._output(sim, piece, offered=False))
-            return
-        if not self._verify(sim, sim.computed, "at its end"):
-            return
-        by_length = piece.finish.value == "length"
-        offered = self._scheduler.finish(sim, by_length)
-        self._put(sim, self._output(sim, piece, offered))
-
-    def _output(self, sim: SimRequest, piece: Piece, offered: bool) -> Output:
-        return Output(
-            token_ids=(piece.token_id,),
-            text=piece.text,
-            logprobs=piece.logprobs,
-            finish=piece.finish,
-            stop_reason=piece.stop_reason,
-            cached_tokens=sim.local_tokens,
-            recomputed_tokens=sim.recomputed_tokens,
-            offered_tokens=sim.prompt_tokens if offered else 0,
-            offered_blocks=-(-sim.prompt_tokens // self._config.block_size) if offered else 0,
-            times=EngineTimes(sim.scheduled_ns, sim.first_token_ns),
-        )
-
-    # -- what the hand-over says ------------------------------------------------------------
-
-    def _release(self, sent: list[SimRequest]) -> None:
-        for sim in sent:
-            self._wrong(sim, sim.computed, "when its blocks were released")
-        self._scheduler.release(sent)
-
-    def _fail_or_recompute(self, failed: list[SimRequest]) -> None:
-        for sim in failed:
-            end = self._bad_ends.pop(sim.handle, None)
-            if self._scheduler.recomputes(sim):
-                continue
-            error = error_of(end) if end is not None else None
-            self._scheduler.finish(sim, by_length=False)
-            self._put(sim, error or TransferFailed("the hand-over failed"))
-
-    # -- checks -----------------------------------------------------------------------------
-
-    def _verify(self, sim: SimRequest, tokens: int, when: str) -> bool:
-        """Ends the request with an error where its KV is wrong."""
-        wrong = self._wrong(sim, tokens, when)
-        if wrong:
-            self._scheduler.finish(sim, by_length=False)
-            self._put(sim, EngineDied(f"corrupt KV {when}: {wrong}"))
-        return not wrong
-
-    def _wrong(self, sim: SimRequest, tokens: int, when: str) -> str:
-        wrong = self._kv.wrong(sim, tokens)
-        if wrong:
-            self.corrupt += 1
-            log.error("sim.corrupt_kv", request_id=sim.request.request_id, when=when, where=wrong)
-        return wrong
 
     def _die(self, reason: str) -> None:
         if not self._dead.done():

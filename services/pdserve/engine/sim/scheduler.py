@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pdserve.engine.handoff.scheduler import ScheduledChunk, SchedulerHandoff, StepPlan
 from pdserve.engine.handoff.worker import Completed
 from pdserve.engine.port import Consume
+from pdserve.engine.sim.allotment import Allotment
 from pdserve.engine.sim.blocks import BlockPool
 from pdserve.engine.sim.config import SimConfig
 from pdserve.engine.sim.requests import SimRequest, Status
@@ -48,6 +49,7 @@ class SimScheduler:
         self._config = config
         self._handoff = handoff
         self.pool = BlockPool(config.num_blocks)
+        self._allotment = Allotment(config, self.pool)
         self.requests: dict[str, SimRequest] = {}
         """All that exist, by handle: also finished ones whose blocks a hand-over holds."""
         self.running: list[SimRequest] = []
@@ -92,7 +94,7 @@ class SimScheduler:
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             count = min(len(request.tokens) - request.computed, budget)
-            while not self._grow(request, request.computed + count):
+            while not self._allotment.grow(request, request.computed + count):
                 victim = self.running.pop()
                 self._preempt(victim)
                 preempted.append(victim.handle)
@@ -116,11 +118,11 @@ class SimScheduler:
     def _schedule_waiting(self, work: list[Work], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._config.max_seqs:
             request = self.waiting[0]
-            found = self._find_cached(request)
+            found = self._allotment.find_cached(request)
             local = len(found) * self._config.block_size
             external, asynchronous = self._matched(request, local)
             count = 0 if asynchronous else min(len(request.tokens) - local, budget)
-            if not self._admit(request, found, local + external + count):
+            if not self._allotment.admit(request, found, local + external + count, self.running):
                 return
             self.waiting.popleft()
             self._allocated(request, local, external)
@@ -155,54 +157,9 @@ class SimScheduler:
         )
         return self._handoff.step(chunks, preempted)
 
-    # -- blocks -----------------------------------------------------------------------------
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._config.block_size)
-
-    def _find_cached(self, request: SimRequest) -> list[int]:
-        if not self._config.prefix_cache:
-            return []
-        whole = (len(request.tokens) - 1) // self._config.block_size  # the last token is always computed
-        return self.pool.find(request.keys(0, whole, self._config.block_size))
-
-    def _admit(self, request: SimRequest, found: list[int], tokens: int) -> bool:
-        """Gives blocks for `tokens` tokens if all of the request fits beside what running prompts
-        still need."""
-        missing = self._blocks(len(request.tokens)) - len(found)
-        reserved = sum(max(0, self._blocks(len(r.tokens)) - len(r.block_ids)) for r in self.running)
-        if missing + self.pool.unreferenced(found) > self.pool.free - reserved:
-            return False
-        self.pool.reference(found)
-        request.block_ids = found + self.pool.allocate(self._blocks(tokens) - len(found))
-        return True
-
-    def _grow(self, request: SimRequest, tokens: int) -> bool:
-        missing = self._blocks(tokens) - len(request.block_ids)
-        if missing > self.pool.free:
-            return False
-        if missing > 0:
-            request.block_ids += self.pool.allocate(missing)
-        return True
-
-    def _free(self, request: SimRequest) -> None:
-        self.pool.release(request.block_ids)
-        request.block_ids = []
-        request.cached_blocks = 0
-
-    def _cache(self, request: SimRequest) -> None:
-        """Makes the whole blocks findable that have been computed."""
-        whole = request.computed // self._config.block_size
-        if not self._config.prefix_cache or whole <= request.cached_blocks:
-            return
-        keys = request.keys(request.cached_blocks, whole, self._config.block_size)
-        for block, key in zip(request.block_ids[request.cached_blocks : whole], keys, strict=True):
-            self.pool.cache(block, key)
-        request.cached_blocks = whole
-
     def _preempt(self, request: SimRequest) -> None:
         self.preemptions += 1
-        self._free(request)
+        self._allotment.free(request)
         request.computed = 0
         request.status = Status.PREEMPTED
         self.waiting.appendleft(request)
@@ -227,7 +184,7 @@ class SimScheduler:
         sampling = []
         for item in step.work:
             if item.request.status is Status.RUNNING:
-                self._cache(item.request)
+                self._allotment.cache(item.request)
                 if item.request.computed == len(item.request.tokens):
                     sampling.append(item.request)
         return sampling
@@ -274,12 +231,12 @@ class SimScheduler:
                 raise PdserveError(f"{handle} was completed while {request.status.value}")
             if handle in done.failed:
                 failed.append(request)
-                self._free(request)
+                self._allotment.free(request)
                 request.computed = 0
                 request.status = Status.WAITING
                 self.waiting.appendleft(request)
             else:
-                self._cache(request)
+                self._allotment.cache(request)
                 request.computed = min(request.computed, len(request.tokens) - 1)
                 request.handed_over = True
                 request.status = Status.WAITING
@@ -305,7 +262,7 @@ class SimScheduler:
         return request
 
     def _forget(self, request: SimRequest) -> None:
-        self._free(request)
+        self._allotment.free(request)
         del self.requests[request.handle]
 
     # -- checks -----------------------------------------------------------------------------

