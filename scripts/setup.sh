@@ -44,7 +44,7 @@ else
   say "torch from PyTorch's index of CPU wheels"
 fi
 
-say "installing $(grep -cE '^[a-z]' requirements/dev.lock) pinned packages (2.8 GB on disk, about a minute) and compiling byte code"
+say "installing $(grep -cE '^[a-z]' requirements/dev.lock) pinned packages (3.2 GB on disk, about a minute) and compiling byte code"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --compile-bytecode "${torch[@]}" -r requirements/dev.lock
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --editable .
 [ -f "$copy_loop/libcopy.so" ] || say "no C compiler worked (CC, or cc): kvd will copy from Python, more slowly"

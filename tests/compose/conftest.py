@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.deployment import STANDIN, Deployment
+from tests.compose.deployment import NO_JAEGER, Deployment
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -45,7 +45,7 @@ def images(compose: Path) -> None:
     with (run / "lock").open("w") as lock, tempfile.TemporaryDirectory(prefix="pdserve-key-") as name:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
-            made = Deployment.make(Path(name), "pdserve-test", (STANDIN,))
+            made = Deployment.make(Path(name), "pdserve-test", (NO_JAEGER,))
             made.env["PDSERVE_COMPOSE"] = str(compose)
             asyncio.run(made.compose("--profile", "bench", "build", timeout=600))
             built.touch()

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 COMPOSE: Final = ROOT / "deploy" / "compose"
-STANDIN: Final = ROOT / "tests" / "compose" / "standin.yaml"
+NO_JAEGER: Final = COMPOSE / "no-jaeger.yaml"
+"""Jaeger's image cannot be pulled on a closed network."""
 SERVICES: Final = ("jaeger", "kvd", "prefill", "decode", "proxy")
 STEPS: Final = "--sim-cost-decode-base 0.02 --sim-cost-prefill-base 0.02"
 """An answer of 64 tokens takes some 1.3 s, so that one is always under way."""
@@ -198,7 +199,7 @@ def free_ports(count: int) -> Sequence[int]:
 
 
 @contextlib.contextmanager
-def deployed(compose: Path, project: str, overrides: tuple[Path, ...] = (STANDIN,)) -> Iterator[Deployment]:
+def deployed(compose: Path, project: str, overrides: tuple[Path, ...] = (NO_JAEGER,)) -> Iterator[Deployment]:
     """A deployment with a key of its own, of which nothing runs yet; what runs at the end is taken down."""
     with tempfile.TemporaryDirectory(prefix="pdserve-key-") as name:
         folder = Path(name)

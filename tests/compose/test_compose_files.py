@@ -15,7 +15,7 @@ import pytest
 
 from pdserve.kvd.__main__ import parse
 from pdserve.kvd.config import TransportName
-from tests.compose.deployment import COMPOSE, STANDIN
+from tests.compose.deployment import COMPOSE, SERVICES
 
 COMBINATIONS = [
     (),
@@ -29,6 +29,9 @@ COMBINATIONS = [
     ("two-node.yaml", "cuda.yaml"),
     ("two-node.yaml", "rocm.yaml"),
     ("two-node.yaml", "vllm.yaml"),
+    ("no-jaeger.yaml",),
+    ("vllm.yaml", "no-jaeger.yaml"),
+    ("two-node.yaml", "no-jaeger.yaml"),
 ]
 # A host network, or a node, has one port 9001: a second engine of a kind could not start.
 PARSED_ONLY = [
@@ -59,10 +62,20 @@ def words_of(service: dict[str, Any]) -> list[str]:
     return [*(service.get("entrypoint") or ()), *(service.get("command") or ())]
 
 
-@pytest.mark.parametrize("files", [*COMBINATIONS, *PARSED_ONLY, (str(STANDIN),)], ids=" ".join)
+@pytest.mark.parametrize("files", [*COMBINATIONS, *PARSED_ONLY], ids=" ".join)
 def test_every_combination_is_valid(compose: Path, files: tuple[str, ...]) -> None:
-    """compose.yaml with each combination of overrides, and with the tests' own, is accepted."""
+    """compose.yaml with each combination of overrides is accepted."""
     assert {"proxy", "prefill", "decode", "kvd", "jaeger"} <= set(services(compose, files))
+
+
+def test_without_jaeger_nothing_is_pulled(compose: Path) -> None:
+    """no-jaeger.yaml needs no image but the one that is built, at Jaeger's ports; of another build it is told."""
+    found = services(compose, ("no-jaeger.yaml",))
+    assert {found[name]["image"] for name in SERVICES} == {"pdserve:local"}
+    assert {found[name].get("pull_policy", "never") for name in SERVICES} == {"never"}
+    assert found["jaeger"]["ports"] == services(compose, ())["jaeger"]["ports"]
+    told = services(compose, ("vllm.yaml", "no-jaeger.yaml"), ("PDSERVE_IMAGE", "pdserve-vllm:local"))
+    assert {told[name]["image"] for name in SERVICES} == {"pdserve-vllm:local"}
 
 
 @pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
@@ -140,6 +153,7 @@ def test_kvd_moves_what_its_engines_have(
     """kvd takes the flags that each combination gives it. On one node of GPUs they are for GPU memory, without a word
     of the operator's, on two nodes for the other node; and PDSERVE_KVD_ARGS has the last word."""
     key = tmp_path / "key"
+    key.touch(0o600)
     key.write_text("a key of the tests, which is long enough\n")
     monkeypatch.setenv("PDSERVE_CLUSTER_KEY_FILE", str(key))
     program, *words = words_of(services(compose, files)["kvd"])

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from pdserve.client import AsyncClient, Retry
-from tests.compose.deployment import COMPOSE, STANDIN, Deployment, run
+from tests.compose.deployment import COMPOSE, NO_JAEGER, Deployment, run
 
 pytestmark = pytest.mark.timeout(600)
 MODES = ("read", "write")
@@ -57,7 +57,7 @@ def nodes(compose: Path) -> Iterator[Nodes]:
         folder.chmod(0o755)
         for number, address in enumerate(ADDRESSES):
             (folder / address).mkdir()
-            files = (COMPOSE / "two-node.yaml", STANDIN, OWN_NETWORK)
+            files = (COMPOSE / "two-node.yaml", NO_JAEGER, OWN_NETWORK)
             node = Deployment.make(folder / address, f"pdserve-test-{'ab'[number]}", files)
             node.env |= {
                 "PDSERVE_COMPOSE": str(compose),

@@ -14,7 +14,7 @@ import pytest
 
 from pdserve.client import AsyncClient, Retry
 from pdserve.engine.vllm.tiny import TinyShape, tiny_llama
-from tests.compose.deployment import COMPOSE, STANDIN, CommandFailed, Deployment, deployed
+from tests.compose.deployment import COMPOSE, NO_JAEGER, CommandFailed, Deployment, deployed
 from tests.compose.prepare import WHEELS_VLLM
 
 pytestmark = pytest.mark.timeout(2400)
@@ -27,7 +27,7 @@ SERVICES = ("kvd", "prefill", "decode", "proxy")
 @pytest.fixture(scope="module")
 def deployment(compose: Path) -> Iterator[Deployment]:
     """Nothing runs yet; what runs at the end is taken down."""
-    with deployed(compose, "pdserve-test-vllm", (COMPOSE / "vllm.yaml", STANDIN)) as made:
+    with deployed(compose, "pdserve-test-vllm", (COMPOSE / "vllm.yaml", NO_JAEGER)) as made:
         models = made.folder / "models"
         tiny_llama(models / "model", TinyShape(max_model_len=512))
         for path in (models, *models.rglob("*")):

@@ -18,4 +18,5 @@ def needs(extra: str, command: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pdserve"):
             raise
-        raise ConfigError(f"`pdserve {command}` needs {error.name}: pip install 'pdserve[{extra}]'") from error
+        said = f"`pdserve {command}` needs {error.name}: install pdserve with the extra `{extra}`"
+        raise ConfigError(said) from error

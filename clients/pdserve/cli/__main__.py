@@ -22,7 +22,7 @@ COMMANDS = {
     "status": ("pdserve.cli.status", "show the engines behind a proxy"),
     "trace": ("pdserve.cli.trace", "show where a request's time to first token went"),
     "traces": ("pdserve.cli.traces", "keep the traces of a deployment, for `pdserve trace`, a browser and Jaeger"),
-    "kvd": ("pdserve.cli.kvd", "show what a node's kvd holds, and drain it"),
+    "kvd": ("pdserve.cli.kvd", "show what a node's kvd holds, drain it, and measure what carries KV (kvd doctor)"),
     "bench": ("pdserve.bench.command", "offer a load and say how many requests met their objectives"),
     "profile": ("pdserve.planner.profile_command", "measure a running deployment, for `pdserve plan`"),
     "plan": ("pdserve.planner.plan_command", "say whether and how to split a number of engines, for a workload"),

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from pdserve.cli.plan import Plan, Ports
 from pdserve.rpc.errors import ConfigError
+from pdserve.rpc.key_file import read_key_file
 
 _RECORD = "up.json"
 _LOCK = "up.lock"
@@ -61,9 +62,10 @@ def claimed(state_dir: Path, key_file: Path | None = None) -> Iterator[Path]:
     `key_file`, or a fresh one.
 
     Raises:
-        ConfigError: a deployment runs in it, it belongs to somebody else, or it cannot be made; or no key can be read.
+        ConfigError: a deployment runs in it, it belongs to somebody else, or it cannot be made; or no key can be read,
+            or others can read it, too.
     """
-    secret = _read_key(key_file) if key_file else f"{secrets.token_hex(32)}\n".encode()
+    secret = read_key_file(key_file) if key_file else f"{secrets.token_hex(32)}\n".encode()
     # Patient, because `find` holds the lock for a moment too.
     with _lock(state_dir, patience=1.0) as held:
         if not held:
@@ -232,13 +234,6 @@ def _lock(state_dir: Path, patience: float = 0.0) -> Iterator[bool]:
         while not (held := _try(file)) and time.monotonic() < until:
             time.sleep(0.05)
         yield held
-
-
-def _read_key(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cluster key file {path}: {error.strerror}") from error
 
 
 def _try(file: IO[str]) -> bool:

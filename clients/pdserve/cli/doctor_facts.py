@@ -44,7 +44,7 @@ def gather(root: Path, state_dir: Path, ports: Sequence[int], environ: Mapping[s
         longest_socket=len(os.fsencode(state_dir / _LONGEST_SOCKET)),
         devices=devices(root),
         amd_gpus=amd_gpus(root),
-        nvidia_gpus=len(list((root / "proc/driver/nvidia/gpus").glob("*"))),
+        nvidia_gpus=nvidia_gpus(root),
         visible={name: environ[name] for name in _HIDING if name in environ},
         nics=nics(root),
         modules=frozenset(name for name in _MODULES if (root / "sys/module" / name).is_dir()),
@@ -120,6 +120,12 @@ def amd_gpus(root: Path) -> int:
             words = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
             count += words.get("simd_count", "0").strip() != "0"
     return count
+
+
+def nvidia_gpus(root: Path) -> int:
+    """NVIDIA's GPUs by their device files, which a container has of its own ones alone; else by the driver's list."""
+    files = [path for path in (root / "dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    return len(files) or len(list((root / "proc/driver/nvidia/gpus").glob("*")))
 
 
 def nics(root: Path) -> list[Nic]:

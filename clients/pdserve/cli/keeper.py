@@ -70,7 +70,7 @@ class Keeper:
 
     async def start(self, lost: Lost, changed: Callable[[], None]) -> None:
         """Starts it and watches it until `stop`. `changed` is called when it has another pid, `lost` once, when it
-        has ended for good: with an error that says how and has the end of its log.
+        has ended for good: with an error that says how and why, and has the end of its log.
 
         Raises:
             OSError: the program or the log folder is not there.
@@ -121,7 +121,8 @@ class Keeper:
         pause = self._allowance.take() if self.has_served else None
         if pause is None:
             last = f" after restart {self.restarts} of {self._allowance.most}" if self.restarts else ""
-            said = f"{who}{last}; the end of its log {self.plan.log}:\n{child.log_tail()}"
+            why = f": {sentence}" if (sentence := child.why_it_ended()) else ""
+            said = f"{who}{last}{why}; the end of its log {self.plan.log}:\n{child.log_tail()}"
             raise ConfigError(said) if child.returncode == _MISCONFIGURED else Unavailable(said)
         when = f"again in {pause:g} s" if pause else "again"
         log = "".join(f"\n    {line}" for line in child.log_tail(_SHOWN).splitlines())

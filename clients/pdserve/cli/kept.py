@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.cli import deployment, traces
+from pdserve.cli import deployment, extras
 from pdserve.cli.plan import TRACES_FILE
 from pdserve.rpc.errors import DeadlinePassed, Unavailable
 
@@ -84,7 +84,7 @@ def served(file: Path, start_timeout: float = START_S) -> Iterator[str]:
         Unavailable: the file cannot be read, or the store does not start; the message has what it said.
         DeadlinePassed: it is not ready within `start_timeout` seconds.
     """
-    traces.check_installed()
+    extras.check("trace", "node", extras.NODE)
     folder = Path(tempfile.mkdtemp(prefix="pdserve-trace-"))
     flags = ("--otlp-port", "0", "--port", "0", "--file", str(folder / TRACES_FILE), *_NEVER, "--log-format", "json")
     # Both in sessions of their own: Ctrl-C is ours, and we end them.

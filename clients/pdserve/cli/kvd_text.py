@@ -30,7 +30,7 @@ def describe(answer: kvd_pb2.DescribeResponse, target: str) -> str:
     regions = [
         (
             f"{r.engine_id[:_ID]}/{r.rank}",
-            r.kind,
+            f"{r.kind}, mori in {r.registered_by}" if r.registered_by else r.kind,
             text.size(r.bytes),
             *(str(count) for count in (r.num_blocks, r.free, r.leased, r.in_flight, r.quarantined)),
         )
@@ -59,7 +59,7 @@ def transfers(listed: Sequence[kvd_pb2.Transfer]) -> str:
     """One line a transfer, the oldest first."""
     if not listed:
         return "no open transfer"
-    header = ("transfer", "mode", "age", "producer", "consumers", "landed / wanted", "requests", "waits for")
+    header = ("transfer", "mode", "age", "producer", "consumers", "landed / wanted", "over", "requests", "waits for")
     rows = []
     for one in sorted(listed, key=lambda t: -t.age_seconds):
         consumers = zip(one.consumer_engine_ids, one.consumer_states, strict=True)
@@ -74,6 +74,7 @@ def transfers(listed: Sequence[kvd_pb2.Transfer]) -> str:
                 f"{one.producer_engine_id[:_ID]} {one.producer_state}",
                 ", ".join(f"{engine[:_ID]} {state}" for engine, state in consumers) or "none",
                 f"{text.size(one.bytes_moved)} / {wanted}",
+                f"{one.transport} {one.lanes}".strip() or "-",
                 ", ".join(_cut(handle) for handle in handles if handle),
                 one.waits_for + why,
             )

@@ -42,7 +42,14 @@ def fetch(name: str) -> Path:
 
 
 def resolve(model: str) -> tuple[str, str]:
-    """What vLLM loads and what clients call it: a known name is fetched, anything else is taken as it is."""
+    """What vLLM loads and what clients call it: a known name is fetched, anything else is taken as it is.
+
+    Raises:
+        ConfigError: it is a path that is not there, or could not be fetched.
+    """
+    # Else vLLM takes it for a name of Hugging Face's, and says so after twenty seconds.
+    if model.startswith(("/", "./", "../")) and not Path(model).exists():
+        raise ConfigError(f"--model {model}: there is no such folder")
     if model in KNOWN and not Path(model).exists():
         return str(fetch(model)), model
     return model, Path(model).name if Path(model).is_dir() else model

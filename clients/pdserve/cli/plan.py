@@ -67,6 +67,10 @@ class Spec:
     """Where OpenTelemetry's variables send them instead, in words; empty: they say nothing."""
     node: Node | None = None
     """One of several nodes, with what it has of the deployment; None: this machine has it all."""
+    on_gpus: bool = False
+    """The engines' KV lies in memory of GPUs."""
+    gpus: tuple[Mapping[str, str], ...] = ()
+    """The environment that gives each engine GPUs of its own, in the order of `engine_names`; empty: each sees all."""
 
     def __post_init__(self) -> None:
         for setting in self.kvd_settings:
@@ -184,6 +188,8 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         )
 
     flags = ["--socket", str(socket), "--state-dir", str(state_dir), *(node.kvd_flags() if node else ())]
+    if spec.on_gpus and spec.prefill + spec.decode:
+        flags += ["--transport=gpu_ipc"]  # the settings come behind and are the last word
     flags += [f"--{setting}" for setting in spec.kvd_settings]
     processes = [process("kvd", "kvd", "pdserve.kvd", flags, f"unix:{socket}", None)]
     registers = node.registration() if node and node.proxy else at(host, ports.ping)
@@ -201,7 +207,8 @@ def make_plan(spec: Spec, state_dir: Path, ports: Ports, python: str, cores: Seq
         # vLLM's arguments go after `--`; the sim engine's are flags of the service itself.
         flags += ["--", *spec.engine_args] if spec.engine == "vllm" and spec.engine_args else spec.engine_args
         core = cores[index % len(cores)] if spec.pin and cores else None
-        processes.append(process(name, "engine", module, flags, at(host, port), core))
+        engine = process(name, "engine", module, flags, at(host, port), core)
+        processes.append(replace(engine, env={**env, **spec.gpus[index]}) if spec.gpus else engine)
     if node and node.proxy:
         return Plan(spec, tuple(processes), node.proxy, "", processes[0].target)
     flags = ["--host", host, "--grpc-port", str(ports.grpc), "--http-port", str(ports.http)]

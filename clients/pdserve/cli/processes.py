@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pdserve.cli import last_words
 from pdserve.cli.plan import Process
 from pdserve.rpc.errors import Unavailable
 
@@ -36,6 +37,10 @@ _AGAIN_SECONDS = 0.25
 """Between two times that it is told: signals that come before the first was looked at are one signal."""
 _CLEAR_SECONDS = 20.0
 """What killed processes get to be gone: the kernel takes its time to give much memory back."""
+
+
+_LOOKED_THROUGH = 1000
+"""Lines of a log in which a process may have said why it ends; behind that, only what its libraries say."""
 
 
 class Child:
@@ -131,6 +136,12 @@ class Child:
         """In words; only once it has ended."""
         end = self.returncode or 0
         return f"was ended by signal {-end}" if end < 0 else f"ended with status {end}"
+
+    def why_it_ended(self) -> str:
+        """By its log: a sentence; empty where that does not say. Only once it has ended."""
+        if (self.returncode or 0) < 0:
+            return ""  # killed: what its log has last is not why
+        return last_words.of(self.log_tail(_LOOKED_THROUGH))
 
     def log_tail(self, lines: int = 20) -> str:
         """The end of its log; nothing of an earlier life."""

@@ -13,6 +13,12 @@ def size(count: int) -> str:
     return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+def rate(bytes_per_second: float) -> str:
+    """In GB/s, and in MB/s below a tenth of one."""
+    value = bytes_per_second / 1e9
+    return f"{value:.2f} GB/s" if value >= 0.1 else f"{value * 1000:.2f} MB/s"
+
+
 def milliseconds(seconds: float) -> str:
     """Seconds as milliseconds, with a digit after the point below 100."""
     value = seconds * 1000
@@ -45,7 +51,8 @@ def summary(done: Completion) -> str:
     ]
     if done.transfer:
         speed = done.transfer.gigabytes_per_second
-        facts.append(f"KV {size(done.kv_bytes)} over {done.transport} at {speed:.2f} GB/s")
+        over = f" ({done.transfer.lanes})" if done.transfer.lanes else ""
+        facts.append(f"KV {size(done.kv_bytes)} over {done.transport}{over} at {rate(speed * 1e9)}")
     if done.fallbacks:
         facts.append(f"{done.fallbacks} fallback{'s' if done.fallbacks > 1 else ''}")
     if done.continuations:
@@ -55,4 +62,4 @@ def summary(done: Completion) -> str:
 
 def _alone(done: Completion) -> str:
     """Who answered where nothing was handed over. A colocated engine that took over recomputes nothing."""
-    return "computed by decode" if done.fallbacks and done.recomputed_tokens else "colocated"
+    return "computed by decode" if done.recomputed_tokens else "colocated"

@@ -1,18 +1,15 @@
 """`pdserve traces`: a trace store on this machine, in the foreground, until Ctrl-C."""
 
 import argparse
-import importlib.util
 import os
 import sys
 from pathlib import Path
 
-from pdserve.cli import options
-from pdserve.rpc.errors import ConfigError
+from pdserve.cli import extras, options
 
 OTLP_PORT, PORT = 4317, 16686
 """Where Jaeger listens too: what is set up for one finds the other."""
 TAKES_REST = True
-_NEEDED = ("aiohttp", "msgspec", "opentelemetry")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,15 +26,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: what it needs is not installed.
     """
-    check_installed()
+    extras.check("traces", "node", extras.NODE)
     sys.stdout.flush()
     os.execv(sys.executable, command(args))
-
-
-def check_installed() -> None:
-    """Raises ConfigError where the trace store, or what it needs, is not installed."""
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise ConfigError("the trace store needs more than the client has: pip install 'pdserve[node]'")
 
 
 def command(args: argparse.Namespace) -> list[str]:

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.cli import options, restarts, up_node
+from pdserve.cli import extras, options, restarts, up_node
 from pdserve.cli.traces import OTLP_PORT
 from pdserve.cli.traces import PORT as TRACES_PORT
 from pdserve.rpc.errors import ConfigError, PdserveError
+from pdserve.rpc.key_file import exposed
 
 if TYPE_CHECKING:
     from pdserve.cli.board import Board
     from pdserve.cli.fleet import Fleet
+    from pdserve.cli.gpus import Shares
     from pdserve.cli.plan import Plan, Ports, Spec
 
 GRPC_PORT, HTTP_PORT = 50050, 8000
 _ELSE = "if it is free, else another; default"
+_OR_NOT = "if it is free, else another, or with --host an error; default"
 TAKES_REST = True
 DEFAULT_MODEL = "smollm2-135m"
 _WATCH = 2.0
@@ -46,6 +49,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that a request is held while no engines could serve it; 0: not at all; default the proxy's, 5",
     )
+    parser.add_argument(
+        "--gpus-per-engine",
+        type=options.times,
+        metavar="N",
+        help="GPUs of its own that each vLLM engine gets; 0: all engines see all of them; default: its "
+        "--tensor-parallel-size, where there are GPUs",
+    )
     parser.add_argument("--pin", action="store_true", help="each engine on a core of its own")
     parser.add_argument(
         "--restarts",
@@ -61,8 +71,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of pdserve-kvd, as lease=10; repeatable",
     )
-    parser.add_argument("--grpc-port", type=options.port, metavar="P", help=f"{_ELSE} {GRPC_PORT}")
-    parser.add_argument("--http-port", type=options.port, metavar="P", help=f"{_ELSE} {HTTP_PORT}")
+    parser.add_argument("--grpc-port", type=options.port, metavar="P", help=f"{_OR_NOT} {GRPC_PORT}")
+    parser.add_argument("--http-port", type=options.port, metavar="P", help=f"{_OR_NOT} {HTTP_PORT}")
     parser.add_argument("--traces-port", type=options.port, metavar="P", help=f"{_ELSE} {TRACES_PORT}")
     parser.add_argument("--no-traces", action="store_true", help="keep no traces of requests")
     parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="for sockets, key and logs; a short path")
@@ -73,39 +83,52 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Starts the deployment and keeps it until a signal; 0 after a drain."""
+    extras.check_services("up", args.engine)
     spec = spec_of(args)
     from pdserve.cli import deployment, plan
     from pdserve.cli.board import Board
 
     board = Board(sys.stdout, terminal=sys.stdout.isatty())
     key_file, host, ping = up_node.binds(spec.node)
-    faces = Faces.of(spec, args)
+    wanted = WantedPorts.of(spec, args)
     with (
         deployment.claimed((args.state_dir or deployment.default_dir()).absolute(), key_file) as state_dir,
         deployment.free_ports(
-            *(len(plan.engine_names(spec)), faces.grpc, faces.http, faces.otlp, faces.traces), host=host, ping=ping
+            *(len(plan.engine_names(spec)), wanted.grpc, wanted.http, wanted.otlp, wanted.traces), host=host, ping=ping
         ) as ports,
     ):
+        if key_file and (why := exposed(key_file)):
+            board.say(f"warning: {why}")
         if ping and ports.ping != ping:
             raise ConfigError(
                 f"port {ping} of {host} is taken, and other nodes' engines are to register there: "
                 "give all nodes another --ping-port"
             )
-        return asyncio.run(_serve(spec, state_dir, args, faces, board, ports))
+        for face, asked, got in wanted.of_the_proxy(ports):
+            if spec.node and asked and got != asked:
+                raise ConfigError(
+                    f"port {asked} of {host} is taken, and other nodes were told to find {face} there: "
+                    f"give --{face.lower()}-port another, or 0 for any"
+                )
+        return asyncio.run(_serve(spec, state_dir, args, wanted, board, ports))
 
 
 @dataclass(frozen=True, slots=True)
-class Faces:
-    """The ports that are wanted for what people look for; 0: any, also where the deployment does not have it, or it
-    would keep the port from one that does."""
+class WantedPorts:
+    """For what people look for; 0: any, also where the deployment does not have it, or it would keep the port from one
+    that does."""
 
     grpc: int
     http: int
     otlp: int
     traces: int
 
+    def of_the_proxy(self, ports: "Ports") -> list[tuple[str, int, int]]:
+        """What each of the proxy's faces is called, and the port that was wanted and that is had for it."""
+        return [("gRPC", self.grpc, ports.grpc), ("HTTP", self.http, ports.http)]
+
     @classmethod
-    def of(cls, spec: "Spec", args: argparse.Namespace) -> "Faces":
+    def of(cls, spec: "Spec", args: argparse.Namespace) -> "WantedPorts":
         """As the flags say, or by default."""
 
         def port(asked: int | None, usual: int, *, there: bool) -> int:
@@ -124,7 +147,7 @@ def spec_of(args: argparse.Namespace) -> "Spec":
     """What the flags ask for; a known model is fetched.
 
     Raises:
-        ConfigError: counts that make no deployment, or a model that cannot be fetched.
+        ConfigError: counts that make no deployment, too few GPUs, or a model that is not there or cannot be fetched.
     """
     from pdserve.cli import model
     from pdserve.cli.plan import Spec
@@ -132,14 +155,18 @@ def spec_of(args: argparse.Namespace) -> "Spec":
     node = up_node.of(args)
     # `--both 1` alone asks for a colocated deployment, not for a pair beside it.
     pairs = 0 if args.both and args.prefill is None and args.decode is None else 1
+    prefill, decode = (pairs if asked is None else asked for asked in (args.prefill, args.decode))
+    on_gpus, gpus = _gpus(args, prefill + decode + args.both, node)
     folder, name = model.resolve(args.model) if args.engine == "vllm" else ("", "sim")
     return Spec(
         engine=args.engine,
         model=folder,
         served_name=args.served_model_name or name,
-        prefill=pairs if args.prefill is None else args.prefill,
-        decode=pairs if args.decode is None else args.decode,
+        prefill=prefill,
+        decode=decode,
         both=args.both,
+        on_gpus=on_gpus,
+        gpus=gpus,
         mode=args.mode or "read",
         on_failure=args.on_failure,
         hold_timeout=args.hold_timeout,
@@ -150,6 +177,24 @@ def spec_of(args: argparse.Namespace) -> "Spec":
         traces_go=traces_go_to(os.environ),
         node=node,
     )
+
+
+def _gpus(args: argparse.Namespace, engines: int, node: up_node.Node | None) -> "tuple[bool, Shares]":
+    """Whether the engines compute on GPUs, and the environment that gives each its own."""
+    from pdserve.cli import gpus
+
+    if args.engine != "vllm":
+        if args.gpus_per_engine:
+            raise ConfigError("--gpus-per-engine is for --engine vllm")
+        return False, ()
+    there = gpus.seen(Path("/"), os.environ)
+    shares = gpus.share(there, engines, args.gpus_per_engine, gpus.ranks(args.rest), os.environ)
+    if there and node and not any(setting.startswith("transport=") for setting in args.kvd):
+        raise ConfigError(
+            "nothing carries KV in memory of GPUs to another node yet: leave --host away; or say "
+            "--kvd transport=gpu_ipc, and requests are handed over within this node"
+        )
+    return there is not None, shares
 
 
 def traces_go_to(environ: Mapping[str, str]) -> str:
@@ -165,14 +210,14 @@ def traces_go_to(environ: Mapping[str, str]) -> str:
 
 
 async def _serve(
-    spec: "Spec", state_dir: Path, args: argparse.Namespace, wanted: Faces, board: "Board", ports: "Ports"
+    spec: "Spec", state_dir: Path, args: argparse.Namespace, wanted: WantedPorts, board: "Board", ports: "Ports"
 ) -> int:
     from pdserve.cli import deployment, plan
     from pdserve.cli.fleet import Fleet
     from pdserve.cli.stopping import Stop
 
     made = plan.make_plan(spec, state_dir, ports, sys.executable, deployment.usable_cores())
-    faces = [("gRPC", wanted.grpc, ports.grpc), ("HTTP", wanted.http, ports.http)] if made.http else []
+    faces = wanted.of_the_proxy(ports) if made.http else []
     if made.traces:
         faces.append(("traces", wanted.traces, ports.traces))
     elif made.http and not args.no_traces:

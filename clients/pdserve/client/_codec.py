@@ -232,4 +232,5 @@ def _transfer(wire: common_pb2.TransferFacts) -> t.Transfer:
         copy_seconds=wire.copy_ns / 1e9,
         span_seconds=max(0, wire.landed_ns - wire.first_post_ns) / 1e9,
         overlapped_bytes=wire.overlapped_bytes,
+        lanes=wire.lanes,
     )

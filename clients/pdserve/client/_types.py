@@ -172,6 +172,9 @@ class Transfer:
     """First operation posted to last byte landed."""
     overlapped_bytes: int
     """Bytes that had landed before prefill was done."""
+    lanes: str = ""
+    """What the transport moved them over, in its own words, as "tcp/eth0 (software emulation)"; empty where it has no
+    choice, or does not tell."""
 
     @property
     def gigabytes_per_second(self) -> float:

@@ -20,6 +20,8 @@ DETAILS_KEY = "grpc-status-details-bin"
 PROGRESS_KEY = "pdserve-progress-bin"
 """Trailing metadata of a failed call of Prefill or Decode: how far it had come, a common.v1.Progress."""
 DOMAIN = "pdserve"
+_HTTP = "Expected SETTINGS frame"
+"""What gRPC says of a peer that does not speak HTTP/2 at once."""
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
 # What a status without an ErrorInfo means: a proxy in between, or grpc itself, made it.
@@ -57,6 +59,8 @@ def to_error(failed: grpc.RpcError) -> errors.PdserveError:
     call = cast("grpc.aio.AioRpcError", failed)  # the blocking client's error has the same three methods
     code = call.code()
     message = str(call.details() or code.name)
+    if _HTTP in message:
+        message += " (is this the HTTP port? The gRPC port is another)"
     for key, value in cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()):
         if key != DETAILS_KEY:
             continue

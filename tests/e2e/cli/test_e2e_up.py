@@ -130,9 +130,8 @@ def test_the_deployment_answers_through_every_command(fleet: Up) -> None:
 def test_every_example_of_the_sdk_page_runs_on_a_real_deployment(fleet: Up) -> None:
     """docs/sdk.md, example by example, against real processes instead of the fake."""
     target = fleet.record()["grpc"]
-    namespace: dict[str, Any] = {}
     for example in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        exec(compile(example.replace("127.0.0.1:50050", target), str(PAGE), "exec"), namespace)
+        exec(compile(example.replace("127.0.0.1:50050", target), str(PAGE), "exec"), {})
 
 
 def test_any_route_gives_the_same_greedy_answer(fleet: Up) -> None:
@@ -262,13 +261,26 @@ def test_a_death_is_named_and_ends_the_deployment(state_dir: Path) -> None:
     assert gone(list(pids.values()))
 
 
-def test_an_engine_that_cannot_start_is_named(state_dir: Path) -> None:
-    """An engine argument that the engine refuses ends `up` with the engine's own words, as a wrong setting."""
-    up = start(state_dir, "--", "--sim-layers", "0")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("--", "--sim-layers", "0"),
+            r"(prefill|decode)-0 .* ended with status 2: .*layers must be at least 1, not 0; .*",
+        ),
+        (
+            ("--", "--no-such-flag"),
+            r"(prefill|decode)-0 .* ended with status 2: unrecognized arguments: --no-such-flag.*",
+        ),
+        (("--kvd", "lease=-1"), r"kvd .* ended with status 2: .*lease.*; the end of its log .*"),
+    ],
+)
+def test_a_process_that_cannot_start_is_named(state_dir: Path, words: tuple[str, ...], says: str) -> None:
+    """A setting that a service refuses ends `up` with the service's own words in the headline, as a wrong setting."""
+    up = start(state_dir, *words)
     assert up.process.wait(READY) == 1
     out = up.out.read_text()
-    assert re.search(r"^pdserve: (prefill|decode)-0 .* ended with status 2; .* \(CONFIG\)$", out, re.MULTILINE), out
-    assert "layers must be at least 1" in out
+    assert re.search(rf"^pdserve: {says} \(CONFIG\)$", out, re.MULTILINE), out
 
 
 def test_failpoints_name_their_process(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

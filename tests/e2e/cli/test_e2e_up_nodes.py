@@ -26,6 +26,7 @@ def free_port() -> int:
 def nodes(launch: "Callable[..., Up]", tmp_path_factory: pytest.TempPathFactory) -> "tuple[Up, Up]":
     """The one with prefill and the proxy, and the one with decode, which is started first."""
     key = tmp_path_factory.mktemp("nodes") / "key"
+    key.touch(0o600)
     key.write_text("the key of these two nodes")
     grpc, ping = str(free_port()), str(free_port())
     # sim: the transport that reaches another daemon of the same host without a network.
@@ -85,6 +86,7 @@ def test_the_second_node_leaves_and_comes_back(nodes: "tuple[Up, Up]", launch: "
 def test_a_node_whose_proxy_does_not_answer_says_so(launch: "Callable[..., Up]", tmp_path: Path) -> None:
     """After its patience it ends, with the reason."""
     key = tmp_path / "key"
+    key.touch(0o600)
     key.write_text("the key of these two nodes")
     up = launch("--engine", "sim", "--host", "127.0.0.1", "--cluster-key-file", str(key), "--prefill", "0",
                 "--kvd", "transport=sim", "--kvd", "peer-listen=127.0.0.1:0", "--proxy", f"127.0.0.1:{free_port()}",

@@ -213,7 +213,7 @@ def _conclude(kept: "Folder", settings: "Settings") -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pdserve"):
             raise
-        _say(f"no report.html: it needs {error.name}: pip install 'pdserve[bench]'")
+        _say(f"no report.html: it needs {error.name}, of the extra `bench`")
     _say(f"\nresults, compare.json and report.html are in {kept.path}")
 
 
