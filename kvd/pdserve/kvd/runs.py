@@ -75,9 +75,8 @@ class Repeated(Runs):
     def _made(self) -> Columns:
         if self._lists is None:
             pattern, ends = self.pattern, ((self.src_at, self.pattern.src), (self.dst_at, self.pattern.dst))
-            src, dst = ((at[:, None] + offsets).ravel().astype(np.int64) for at, offsets in ends)
-            length = np.tile(pattern.length, len(self.src_at)).astype(np.int64)
-            runs = merge(src, dst, length)
+            src, dst = ((at[:, None] + offsets).ravel().view(np.int64) for at, offsets in ends)
+            runs = merge(src, dst, np.tile(pattern.length, len(self.src_at)).view(np.int64))
             self._lists = runs.src, runs.dst, runs.length
         return self._lists
 
@@ -114,4 +113,4 @@ def joined(src: Numbers, dst: Numbers, length: Numbers) -> tuple[Numbers, Number
 
 def merge(src: Numbers, dst: Numbers, length: Numbers) -> Runs:
     """Runs of these ranges, of which there is at least one."""
-    return Runs(*(values.astype(np.uint64) for values in joined(src, dst, length)))
+    return Runs(*(values.view(np.uint64) for values in joined(src, dst, length)))
