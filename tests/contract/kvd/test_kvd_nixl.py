@@ -24,6 +24,7 @@ from pdserve.kvd.transport.port import Moved, RemoteRegion
 from pdserve.kvd.types import MemoryKind, RegionKey
 from pdserve.rpc.errors import TransferFailed
 from tests.contract.kvd.far_rig import SIZE, Nodes, count, everything, lives, paint, readers, region, some, until
+from tests.contract.kvd.standing import standing
 
 TCP = NixlConfig(tls="tcp", stall=1.0)
 SERVER = Path(__file__).with_name("nixl_server.py")
@@ -181,8 +182,9 @@ async def test_a_cancelled_copy_ends_in_the_middle_where_reads_are_over_when_beg
         session = await nodes.reach()
         await session.start(everything()).wait()
         paint(arena, nodes.dst, 0)
-        copy = session.start(everything())
-        copy.cancel()
+        with standing(nodes.consumer.processes()):
+            copy = session.start(everything())
+            copy.cancel()
         moved = await asyncio.wait_for(copy.wait(), 10)
         assert moved.cancelled
         assert moved.nbytes < SIZE

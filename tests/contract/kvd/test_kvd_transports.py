@@ -23,6 +23,7 @@ from pdserve.kvd.transport.shm import ShmTransport
 from pdserve.kvd.transport.sim import SimTransport
 from pdserve.kvd.types import Division, Layout, MemoryKind, Part, RegionKey, Span
 from pdserve.rpc.errors import TransferFailed
+from tests.contract.kvd.standing import standing_still
 
 SIZE = 1 << 20
 MakeTransport = Callable[[Arena, Library], Transport]
@@ -205,9 +206,10 @@ async def test_a_cancelled_copy_is_terminal_and_says_so(transport: Transport, ri
     """Cancelled behind others: it ends early, moved less than asked, and writes nothing later."""
     session = await transport.open(rig.src, rig.dst)
     ahead = [session.start(scattered(i, 4096, 250)) for i in range(20)]
-    copy = session.start(runs((0, 0, SIZE)))
-    copy.cancel()
-    copy.cancel()
+    with standing_still(transport):
+        copy = session.start(runs((0, 0, SIZE)))
+        copy.cancel()
+        copy.cancel()
     moved = await asyncio.wait_for(copy.wait(), 5)
     for one in ahead:
         await one.wait()
