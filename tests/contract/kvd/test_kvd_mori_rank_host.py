@@ -104,7 +104,7 @@ async def test_an_order_that_a_rank_does_not_know_is_refused(here: tuple[FakeDev
             order = wire.Engage(wire.ENGAGE_VERSION + 1, ("a", "", "", "RDMA", "127.0.0.1", "1"), {})
             socket.send_fds(orders, [wire.encode(order)], [theirs.fileno(), their_files.fileno()])
             data = await asyncio.to_thread(control.recv, 1 << 16)
-        (body,) = wire.Frames().feed(data)
+        body, *_ = wire.Frames().feed(data)
         answer = wire.decode_from_worker(body)
         assert isinstance(answer, wire.Broken)
         assert f"this rank takes {wire.ENGAGE_VERSION}" in answer.error

@@ -7,6 +7,7 @@ Ranks are real processes, and so are the bytes.
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,13 +71,14 @@ async def test_a_kvd_that_is_gone_leaves_nothing_that_writes(nodes: Nodes[MoriTr
     await nodes.under_way()
     reading = reads(nodes)
     reading._writer.transport.abort()  # what the kernel does with a process that is killed
-    with pytest.raises(TransferFailed):
-        await copy.wait()
     await until(lambda: not bound_to(reading.pid))
     paint(nodes.arena, nodes.dst, 0)
     assert await nodes.still()
     assert count(nodes.arena, nodes.dst, 7) == 0
     assert lives(reading.pid)
+    os.kill(reading.pid, signal.SIGKILL)  # this kvd is there still, and waits for a word or for that
+    with pytest.raises(TransferFailed):
+        await copy.wait()
     await session.close()
 
 
@@ -135,6 +137,23 @@ async def test_a_rank_that_answers_nothing_is_ended_and_only_then_its_copies(
     with pytest.raises(TransferFailed):
         await copy.wait()
     await asyncio.wait_for(closing, 5)
+
+
+async def test_sockets_that_are_closed_without_a_word_prove_nothing(
+    nodes: Nodes[MoriTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends closes them in no known order, and what writes may be open still: the copy is terminal once
+    the process is dead, here by kvd's hand."""
+    monkeypatch.setattr(MoriHosted, "let_go", 0.5)
+    session = await nodes.reach()
+    copy = session.start(whole())
+    await nodes.under_way()
+    reading = reads(nodes)
+    reading._writer.get_extra_info("socket").shutdown(socket.SHUT_RD)  # as kvd sees it; the rank lives
+    with pytest.raises(TransferFailed):
+        await asyncio.wait_for(copy.wait(), 10)
+    assert not lives(reading.pid)
+    await asyncio.wait_for(session.close(), 5)
 
 
 async def test_a_library_that_does_not_let_go_costs_the_rank(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

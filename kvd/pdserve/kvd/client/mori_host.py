@@ -5,7 +5,7 @@
 kvd decides whether it uses that, and stays the owner of all else. Each order begins an engine in a thread, which does
 what a process of kvd's would do (transport.mori_worker), over the two sockets that came with the order, with this
 rank's memory and no other. Where it must end, the library's backend is taken down, which makes certain that nothing is
-written any more, and only then are the sockets closed: that is what kvd waits for. Where the library does not let go,
+written any more; kvd waits for the word that says so, and the sockets are closed. Where the library does not let go,
 they stay open, kvd keeps the blocks fenced, and ends this process.
 
 What it costs an engine: docs/decisions/0015-mori.md. Nothing of the library is loaded before the first order.
@@ -144,9 +144,10 @@ class MoriHost:
             # Not closed: others may still write to the memory, until this process ends.
             log.critical("mori_did_not_let_go", error=error.message)
             return
-        if failure:
-            with contextlib.suppress(OSError):  # kvd is gone
+        with contextlib.suppress(OSError):  # kvd is gone
+            if failure:
                 channel.say(wire.Broken(failure))
+            channel.say(wire.LetGo())
         with self._lock:
             del self._engines[threading.current_thread()]
         control.close()

@@ -249,6 +249,13 @@ class Child:
         """Ends it at once, also again."""
         self._signal(signal.SIGKILL)
 
+    def _let_go(self) -> None:
+        """It has said that it holds nothing any more; only a process that goes on says so."""
+
+    async def _over(self) -> int:
+        """Waits, after the end of its words, until nothing of it can write any more; its status."""
+        return await self._process.wait()
+
     def _before(self) -> None:
         """It is about to be given something."""
 
@@ -329,11 +336,13 @@ class Child:
                 self.retiring = self.retiring or reason
             case wire.Broken(error):
                 self.failure = self.failure or error
+            case wire.LetGo():
+                self._let_go()
 
     async def _bury(self) -> None:
         """After the end of its words: waits for the process, then fails what it left."""
         self._kill()
-        status = await self._process.wait()
+        status = await self._over()
         if not self.failure:
             wrote = self._plain(self._said())
             self.failure = self._left(status, wrote[-400:])

@@ -1,7 +1,7 @@
 """What kvd and a process that a transport's library lives in say to each other.
 
     kvd ──▶ Call(Map | Unmap | the library's own), Copy, Cancel, Retire ──▶ process
-        ◀── Answer,                    Moving, Ended, Retiring, Broken  ◀──
+        ◀── Answer,              Moving, Ended, Retiring, Broken, LetGo ◀──
 
 Length-prefixed msgpack over a socket pair; a Map's file descriptor comes on a second one, before it. Where the process
 is a rank of an engine, both sockets come to it with an Engage, over the socket of its orders (rank_host).
@@ -103,6 +103,11 @@ class Broken(msgspec.Struct, tag=True):
     error: str
 
 
+class LetGo(msgspec.Struct, tag=True):
+    """A rank's last word: the library has let go of its memory, and nothing is written any more. Where the sockets are
+    closed without it, the rank ends; and only its end says the same."""
+
+
 class Engage(msgspec.Struct, array_like=True, frozen=True):
     """To a rank whose own process is to do what such a process does; with its two sockets."""
 
@@ -117,7 +122,7 @@ ENGAGE_VERSION = 1
 """Of what is said from then on."""
 
 ToWorker = Call | Copy | Cancel | Retire
-FromWorker = Answer | Moving | Ended | Retiring | Broken
+FromWorker = Answer | Moving | Ended | Retiring | Broken | LetGo
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -1,10 +1,12 @@
 """A MORI engine in the process of the rank whose memory it reads into or serves, as kvd sees it: placement 2.
 
-It is asked and given copies like a process of kvd's (`MoriProcess`), and is as certainly over when its sockets are
-closed there: the rank closes them once the library's backend is down (client.mori_host). What differs is its end:
+It is asked and given copies like a process of kvd's (`MoriProcess`). What differs is its end:
 
-    end ──▶ kvd says no more ──▶ the rank takes the backend down ──▶ sockets closed: calls and copies fail
-                └─ not within 30 s ──▶ the rank's process is killed, the engine's epoch ends ──▶ the same
+    end ──▶ kvd says no more ──▶ the rank takes the backend down ──▶ its last word ──▶ calls and copies fail
+                └─ not within 30 s ──▶ the rank's process is killed, and is dead ──▶ the same
+
+Sockets that are closed without that word prove nothing: a process that ends closes what it has open in an order that
+nobody knows, and the NIC's part may come last. Then it is waited for.
 """
 
 import asyncio
@@ -30,6 +32,8 @@ class MoriHosted(MoriProcess):
 
     _letting_go: asyncio.TimerHandle | None = None
     _ended = False
+    _free = False
+    """It has let go."""
 
     async def _ready(self) -> None:
         # The sockets may be in processes that the rank has forked, and are not closed with it then.
@@ -43,6 +47,17 @@ class MoriHosted(MoriProcess):
         if not self._reader.at_eof():
             self._writer.write_eof()
             self._letting_go = asyncio.get_running_loop().call_later(self.let_go, self._end_rank)
+
+    def _let_go(self) -> None:
+        self._free = True
+
+    async def _over(self) -> int:
+        if not self._free:
+            dead, loop = asyncio.Event(), asyncio.get_running_loop()
+            loop.add_reader(self._pidfd, dead.set)  # in place of the other reader
+            self._letting_go = self._letting_go or loop.call_later(self.let_go, self._end_rank)
+            await dead.wait()  # for as long as it takes: until then nobody knows that its memory is free
+        return await super()._over()
 
     def _end_rank(self) -> None:
         log.error("mori_worker_killed", engine=self.name, process=self.pid, seconds=self.let_go, why=self.failure)

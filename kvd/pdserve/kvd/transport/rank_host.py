@@ -25,8 +25,8 @@ from pdserve.rpc.errors import InvalidRequest, TransferFailed, Unauthenticated
 
 @dataclass(frozen=True, slots=True)
 class Engaged:
-    """See start.Process. What was begun in a rank's process is over when its sockets are closed there, which is what
-    kvd waits for; so there is nothing left to wait for here."""
+    """See start.Process. What was begun in a rank's process is over when it says so, or when that process is, either of
+    which kvd has waited for: there is nothing left to wait for here."""
 
     pid: int
 
