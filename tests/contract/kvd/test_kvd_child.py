@@ -41,3 +41,26 @@ async def test_a_start_that_is_given_up_leaves_no_process_and_no_descriptor(
         await starting
     await asyncio.sleep(0)  # a transport closes its socket with the loop's next turn
     assert held() == before
+
+
+def test_a_loop_that_ends_before_a_process_is_known_to_be_gone_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waits for that is cancelled with all else: the sockets to the process are closed all the same."""
+    over = Child._over
+
+    async def never(self: Child) -> int:
+        await over(self)
+        reached.set()
+        await asyncio.Event().wait()
+        return 0
+
+    async def ends_early() -> None:
+        child = await Child.launch(LAUNCH)
+        child.end("it is not wanted")
+        await asyncio.wait_for(reached.wait(), 10)
+
+    monkeypatch.setattr(Child, "_over", never)
+    reached, before = asyncio.Event(), held()
+    asyncio.run(ends_early())
+    assert held() == before

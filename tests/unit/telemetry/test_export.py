@@ -123,7 +123,9 @@ async def test_a_collector_that_is_away_costs_counters(collector: Collector, mon
         await exporter.aclose()
     events = [line["event"] for line in lines]
     assert events.count("traces_not_sent") == events.count("traces_dropped") == events.count("traces_sent_again") == 1
-    assert exporter.counts.exported == len(collector.spans)
+    # A batch whose answer came too late has arrived, and counts as failed.
+    counts = exporter.counts
+    assert counts.exported <= len(collector.spans) <= counts.exported + counts.failed
 
 
 async def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

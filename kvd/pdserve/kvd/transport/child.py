@@ -319,7 +319,9 @@ class Child:
         except ConnectionError as error:
             self.failure = self.failure or str(error)
         finally:
-            await asyncio.shield(asyncio.create_task(self._bury()))
+            burying = asyncio.create_task(self._bury())
+            burying.add_done_callback(lambda _: self._close())  # also where the loop ends before it has begun
+            await asyncio.shield(burying)
 
     def _take(self, message: wire.FromWorker) -> None:
         match message:
@@ -347,6 +349,17 @@ class Child:
             wrote = self._plain(self._said())
             self.failure = self._left(status, wrote[-400:])
             log.error(f"{self._launch.library}_process_died", process=self.name, status=status, wrote=wrote[-2000:])
+        self._close()
+        left: list[asyncio.Future[Any]] = [*self._calls.values(), *self._copies.values()]
+        for waiting in left:
+            if not waiting.done():
+                waiting.set_exception(TransferFailed(self._told()))
+                waiting.exception()  # whoever waits hears of it; nobody has to
+        self._copies.clear()
+
+    def _close(self) -> None:
+        if self._pidfd < 0:
+            return
         if self._watch is not None:
             self._watch.cancel()
         self._buried()
@@ -354,12 +367,6 @@ class Child:
         self._beside.close()
         os.close(self._pidfd)
         self._pidfd = -1
-        left: list[asyncio.Future[Any]] = [*self._calls.values(), *self._copies.values()]
-        for waiting in left:
-            if not waiting.done():
-                waiting.set_exception(TransferFailed(self._told()))
-                waiting.exception()  # whoever waits hears of it; nobody has to
-        self._copies.clear()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pidfd >= 0:
